@@ -107,6 +107,7 @@ class NodeAgent(Agent):
     def __init__(self, place: str, folder: str, node: int, plan: Mapping[str, Any]) -> None:
         own = plan["nodes"][node]
         self.run_folder, self.node, self.count = folder, node, len(plan["nodes"])
+        self.run_status = os.stat(folder)
         request = {
             "run_id": plan["name"],
             "python": plan["python"] or sys.executable,
@@ -495,20 +496,34 @@ class NodeAgent(Agent):
             link.tick(now)
         if now >= self.next_look:
             self.next_look = now + LOOK_SECONDS
-            if os.path.exists(f"{self.run_folder}/cancel") or not os.path.isdir(self.run_folder):
+            if os.path.exists(f"{self.run_folder}/cancel") or self._is_deleted():
                 self._stop("canceled", GRACE)
             asked = machine.read_bytes(f"{self.run_folder}/stacks")
             if asked != self.stacks_asked:
                 self.stacks_asked, self.are_stacks_wanted = asked, True
 
+    def _is_deleted(self) -> bool:
+        """Whether the run's folder is gone. Another one of its name is that of another run, in which nothing is
+        written."""
+        try:
+            return not os.path.samestat(os.stat(self.run_folder), self.run_status)
+        except OSError:
+            return True
+
     def _beat(self, now: float) -> None:
-        if now < self.next_beat:
+        if now < self.next_beat or self._is_deleted():
             return
         self.next_beat = now + BEAT_SECONDS
         with contextlib.suppress(OSError):
             touch(f"{self.folder}/.state/beat")
 
+    def _write_state(self, last: bool = False) -> None:
+        if not self._is_deleted():
+            super()._write_state(last)
+
     def _write_resources(self, lines: Iterable[dict[str, Any]]) -> None:
+        if self._is_deleted():
+            return
         super()._write_resources([{**row, "worker": self.node} if row.get("kind") else row for row in lines])
 
     # --- end ----------------------------------------------------------------------------------------------------
@@ -517,6 +532,8 @@ class NodeAgent(Agent):
         """Output and samples as one archive, and the digests of archive and logs: what a client fetches is these."""
         import tarfile  # needed only at the end; at the top it would delay the ranks
 
+        if self._is_deleted():
+            return
         path = f"{self.folder}/.state/archive.tar"
         results: dict[str, object] = {"schema_version": SCHEMA_VERSION, "archive": None, "logs": {}, "problem": None}
         try:
@@ -534,8 +551,9 @@ class NodeAgent(Agent):
             results["logs"] = {number: digest(log) for number, log in logs.items() if os.path.exists(log)}
         except OSError as error:
             results["problem"] = error.strerror or str(error)
-        with contextlib.suppress(OSError):
-            write_atomically(f"{self.folder}/.state/results.json", json.dumps(results).encode())
+        if not self._is_deleted():
+            with contextlib.suppress(OSError):
+                write_atomically(f"{self.folder}/.state/results.json", json.dumps(results).encode())
 
     def _leave(self) -> None:
         """Pack, which may take minutes, and give signs of life meanwhile. Then node 0 passes on what ends the run until

@@ -26,6 +26,7 @@ from mlbench_cli.model.cluster_details import MachineDetails
 from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.results.archive.verify import find_problems
 from mlbench_cli.runs import supervise
+from mlbench_cli.util.files import remove_folder
 from tests import NIGHTLY
 from tests.contract.engines.labs import EngineLab, install_commands
 from tests.contract.local_runs import PATIENCE, SLEEP, shell, until
@@ -206,6 +207,20 @@ def test_what_a_node_sent_before_it_connected_again_does_not_replace_what_it_sen
                 old.recv(1000)
         assert (tmp_path / "nodes/0/.state/state.json").read_bytes() == b"new"
         head.kill()
+
+
+def test_a_node_of_a_deleted_run_ends_and_writes_nothing_for_the_next_one_by_its_name(tmp_path: Path) -> None:
+    """Slurm's nodes share the folder, and a job that is killed may take half a minute to end."""
+    run, state = tmp_path / "run", tmp_path / "run/nodes/0/.state"
+    put_plan(run, "trap '' TERM; echo begun; while :; do sleep 0.05; done")
+    with start("node", run / "nodes/0") as node:
+        log = run / "nodes/0/logs/rank-0.log"
+        until(lambda: log.exists() and log.read_text() == "begun\n")
+        remove_folder(run)
+        for folder in (state, log.parent):
+            folder.mkdir(parents=True)
+        node.wait(PATIENCE)
+    assert [path.name for path in run.rglob("*") if path.is_file()] == []
 
 
 @pytest.mark.slow
