@@ -7,6 +7,7 @@ of them call `finalize`, which locks the run's folder; later callers read the se
 import errno
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -103,6 +104,8 @@ def finalize_folder(folder: Path) -> None:
 
 def _require_recorded(run: Run, store: Store) -> None:
     if store.find_run(run.id) is None:
+        with suppress(OSError):
+            run.folder.rmdir()  # locking it has made it again
         raise NotFoundError(f'The run "{run.name}" was deleted in the meantime.', hint="mlbench status")
 
 

@@ -17,11 +17,12 @@ from mlbench_cli.engines.local.engine import LocalEngine
 from mlbench_cli.errors import DeadlineError, NotFoundError
 from mlbench_cli.model.run import Ending, Finding, Observation, Run, RunState, WorkerState
 from mlbench_cli.results.archive.verify import find_problems
-from mlbench_cli.runs import supervise
+from mlbench_cli.runs import removal, supervise
 from mlbench_cli.runs.finalize import FinishedRun, finalize
 from mlbench_cli.runs.progress import Progress
 from mlbench_cli.runs.snapshot import finished_snapshot, live_snapshot
 from mlbench_cli.storage.run_folder import RunFolder
+from mlbench_cli.storage.store import Store
 from task_images.contract import format_event
 from tests.contract.local_runs import PATIENCE, SLEEP, Lab, client, processes_of, python, shell, until
 from tests.fakes.engine import FakeEngine
@@ -216,6 +217,24 @@ def test_a_run_deleted_while_its_archive_waits_for_the_folder_is_no_archive(lab:
         lab.store.forget_run(run)
     thread.join(PATIENCE)
     assert not RunFolder(run.folder).is_sealed
+
+
+def test_a_run_deleted_just_before_its_archive_is_begun_leaves_no_folder(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, find = lab.start(("true",)), Store.find_run
+    lab.end(run)
+
+    def find_and_delete(store: Store, run_id: str) -> object:
+        monkeypatch.setattr(Store, "find_run", find)
+        found = find(store, run_id)
+        removal.delete_run(run, lab.store)
+        return found
+
+    monkeypatch.setattr(Store, "find_run", find_and_delete)
+    with pytest.raises(NotFoundError, match="was deleted in the meantime"):
+        finalize(run, LocalEngine(), lab.store)
+    assert not run.folder.exists()
 
 
 def test_snapshot_while_running_and_after(lab: Lab) -> None:
