@@ -5,6 +5,7 @@ import random
 import socket
 import socketserver
 import threading
+import time
 from typing import Any
 
 
@@ -19,6 +20,7 @@ class CuttingProxy:
         self.least, self.most = least, most
         self.chance = random.Random(seed)
         self.cuts = 0
+        self.pause = 0.0  # seconds before each piece of 64 KiB
         self._server = _Server(("127.0.0.1", 0), _Handler)
         self._server.proxy = self
 
@@ -64,6 +66,7 @@ class _Handler(socketserver.BaseRequestHandler):
                     with contextlib.suppress(OSError):
                         target.shutdown(socket.SHUT_WR)
                     return
+                time.sleep(self.server.proxy.pause)
                 target.sendall(data)
                 if self.left is not None:
                     self.left -= len(data)

@@ -236,6 +236,27 @@ def test_a_head_serves_more_nodes_than_a_process_may_usually_have_open_files(tmp
         head.kill()
 
 
+def test_a_node_gives_signs_of_life_while_it_hands_over_a_large_output(tmp_path: Path) -> None:
+    """Which may take longer than a node without them is waited for."""
+    here, there, size = tmp_path / "head", tmp_path / "node", 6_000_000
+    for folder in (here, there):
+        put_plan(folder, f"head -c {size} /dev/urandom > $MLBENCH_OUTPUT_DIR/f")
+    archive, beat = (here / f"nodes/0/.state/{name}" for name in ("archive.tar", "beat"))
+    with start("head", here) as head:
+        note = until(lambda: link.read_note(str(here), link.HEAD))
+        with CuttingProxy("127.0.0.1", note["port"]) as proxy:
+            proxy.pause = 0.03
+            link.write_note(str(there), link.HEAD, ["127.0.0.1"], proxy.port, note["token"])
+            (there / "nodes/0").mkdir(parents=True)
+            with start("node", there / "nodes/0") as node:
+                until(lambda: archive.exists())
+                begun = beat.stat().st_mtime
+                assert node.wait(PATIENCE) == 0
+        head.kill()
+    assert archive.stat().st_size > size
+    assert beat.stat().st_mtime > begun + 1
+
+
 @pytest.mark.slow
 def test_a_node_is_not_lost_while_the_disk_of_its_head_is_full(tmp_path: Path, small_disk: Path) -> None:
     there = tmp_path / "node"
