@@ -21,7 +21,8 @@ CLOCK_SECONDS = 0.05  # how far CPU times of the kernel may be off
 STACKS_SIGNAL = getattr(signal, "SIGRTMAX", 0) - 3 if hasattr(signal, "SIGRTMAX") else 0
 PRINT_SECONDS = 5.0  # at most, for ranks to take the signal
 WRITE_SECONDS = 0.2  # for them to write what they print
-SPY_SECONDS = 10.0
+SPY_SECONDS = 10.0  # for each process
+SPIES_SECONDS = 30.0  # for all of them
 TITLE = b"\n--- mlbench: stacks of rank %d, process %d ---\n"
 
 
@@ -61,7 +62,7 @@ def print_stacks(ranks: Mapping[int, int], folder: str) -> bool:
     import subprocess
 
     children = processes.process_tree()
-    spy = shutil.which("py-spy")
+    spy, spy_until = shutil.which("py-spy"), time.monotonic() + SPIES_SECONDS
     is_done, asked = False, list[int]()
     for rank, root in ranks.items():
         for pid in (root, *processes.descendants(root, children)):
@@ -73,7 +74,7 @@ def print_stacks(ranks: Mapping[int, int], folder: str) -> bool:
                         os.kill(pid, STACKS_SIGNAL)
                         asked.append(pid)
                         is_done = True
-                elif spy is not None and _is_python(pid):
+                elif spy is not None and time.monotonic() < spy_until and _is_python(pid):
                     log.write(TITLE % (rank, pid))
                     log.flush()
                     with contextlib.suppress(OSError, subprocess.SubprocessError):

@@ -15,6 +15,7 @@ import contextlib
 import json
 import os
 import re
+import select
 import selectors
 import socket
 import stat
@@ -33,7 +34,7 @@ from mlbench_cli.agent.interfaces import find_interface, list_addresses
 from mlbench_cli.agent.link import HEAD, connect, is_token, read_note
 from mlbench_cli.agent.lock import MachineLock, describe_holder
 from mlbench_cli.agent.messages import NOT_INSTALLED, SCHEMA_VERSION, STARTED, Cause
-from mlbench_cli.agent.processes import kill_processes, last_line
+from mlbench_cli.agent.processes import end_overdue, kill_processes, last_line
 from mlbench_cli.agent.rendezvous import RankLink
 from mlbench_cli.agent.wire import carry_out
 from mlbench_cli.util.files import allow_open_files, let_read, replace_file, touch, write_atomically
@@ -188,9 +189,11 @@ class NodeAgent(Agent):
         self._beat(0.0)
 
     def _kill_leftovers(self, reader: int) -> None:
-        """Outlive the agent briefly, and kill what it leaves if it gets SIGKILL."""
+        """Outlive the agent briefly, and kill what it leaves if it gets SIGKILL. Until then, see that it ends."""
         machine.prctl(machine.PR_SET_CHILD_SUBREAPER, 0)
-        os.read(reader, 1)
+        while not select.select([reader], [], [], BEAT_SECONDS)[0]:
+            with contextlib.suppress(ValueError):  # without a state
+                end_overdue(json.loads(machine.read_bytes(f"{self.folder}/.state/state.json") or b""))
         kill_processes(f"{self.folder}/output", seconds=60.0)
 
     def _install(self) -> str | None:

@@ -14,6 +14,10 @@ import time
 from collections.abc import Mapping
 from typing import Any, TypedDict
 
+OVERDUE_SECONDS = 15.0  # after its deadline an agent is woken
+# After its deadline it is killed. It may print stacks (hang.py), and then give ranks time to end, and the kernel to
+# remove them (agent.py).
+HOPELESS_SECONDS = 90.0
 LOCK_POLL = 0.05  # seconds between two attempts to get a lock
 
 
@@ -136,6 +140,19 @@ def signal_process(note: Mapping[str, Any], number: int) -> None:
         finally:
             if handle >= 0:
                 os.close(handle)
+
+
+def end_overdue(state: Mapping[str, Any]) -> None:
+    """Wake an agent of this machine that has missed its own deadline, because somebody stopped it; kill it if that does
+    not help."""
+    if state.get("deadline") is None or state["ended"] or not is_alive(state):
+        return
+    late = time.monotonic() - state["deadline"]
+    if late > OVERDUE_SECONDS:
+        signal_process(state, signal.SIGCONT)
+        signal_process(state, signal.SIGTERM)
+    if late > HOPELESS_SECONDS:
+        signal_process(state, signal.SIGKILL)
 
 
 def stat_fields(pid: int) -> list[str] | None:

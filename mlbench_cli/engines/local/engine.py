@@ -25,7 +25,15 @@ import mlbench_cli
 from mlbench_cli.agent.lock import SHARE, TAKE, Line, LockHolder, MachineLock, describe_holder
 from mlbench_cli.agent.machine import read_bytes
 from mlbench_cli.agent.messages import AT_START, LocalPlan, LocalShape, RankPlan
-from mlbench_cli.agent.processes import is_alive, is_lock_held, kill_processes, process_note, signal_process, try_lock
+from mlbench_cli.agent.processes import (
+    end_overdue,
+    is_alive,
+    is_lock_held,
+    kill_processes,
+    process_note,
+    signal_process,
+    try_lock,
+)
 from mlbench_cli.engines.base import Fetched, Submission, refuse_running
 from mlbench_cli.engines.diagnosis import diagnose, read_last_lines
 from mlbench_cli.engines.observe import NodeReport, Snapshot, check_state, damaged, node_name, observe
@@ -42,7 +50,6 @@ from mlbench_cli.util.text import rough_duration
 AGENT = "mlbench_cli.agent.agent"
 LOCK = ".state/supervisor.lock"
 HEARTBEAT = 1.0  # seconds for which a client waits for a change before it looks anyway
-OVERDUE_SECONDS = 15.0  # after its deadline an agent is woken, after twice as long it is killed
 ENDING = 10.0  # seconds that a forced delete waits for a run to end cleanly
 LOCK_POLL = 0.01  # seconds between two attempts to get the run's lock
 NOTE_BYTES = 512  # of a process in the lock's file, however long the note before it was
@@ -91,7 +98,8 @@ class LocalHead:
 
     def wait(self, seconds: float) -> None:
         """Wait until the state changes or the agent dies, for at most HEARTBEAT; wake an agent that is overdue."""
-        self.end_overdue()
+        if self._state is not None:
+            end_overdue(self._state)
         end = time.monotonic() + HEARTBEAT
         while time.monotonic() < end:
             time.sleep(self.poll_seconds)
@@ -108,19 +116,6 @@ class LocalHead:
         """Send the agent a signal, on which it makes the ranks print their stacks."""
         if (state := read_state(self._run)) is not None:
             signal_process(state, signal.SIGUSR1)
-
-    def end_overdue(self) -> None:
-        """Wake an agent that has missed its own deadline, because somebody stopped it; kill it if that does not
-        help."""
-        state = self._state
-        if state is None or "deadline" not in state or state["ended"] or not self._find_alive():
-            return
-        late = time.monotonic() - state["deadline"]  # of the same kernel, as the agent lives
-        if late > OVERDUE_SECONDS:
-            signal_process(state, signal.SIGCONT)
-            signal_process(state, signal.SIGTERM)
-        if late > 2 * OVERDUE_SECONDS:
-            signal_process(state, signal.SIGKILL)
 
     def _refresh(self) -> None:
         written = read_bytes(_state_path(self._run))
@@ -299,7 +294,7 @@ class LocalEngine:
                 )
             signal_process(report.state, signal.SIGCONT)  # it may have been stopped
             signal_process(report.state, signal.SIGTERM)
-            head.end_overdue()
+            end_overdue(report.state)
 
     def delete(self, run: Run, *, force: bool = False) -> None:
         """Remove the run's folder. A running run is refused, or with `force` ended first."""

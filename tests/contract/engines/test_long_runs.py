@@ -119,6 +119,21 @@ def test_a_node_gives_signs_of_life_and_is_canceled_however_long_its_run_has_tak
     assert json.loads(state.read_text())["ended"] == "canceled"
 
 
+def test_an_agent_that_was_stopped_ends_its_run_soon_after_its_deadline(tmp_path: Path) -> None:
+    details = MachineDetails(folder=str(tmp_path), python=sys.executable, interface="lo")
+    spec = RunSpec("long-1", "c", "hosts", "custom", "custom", shell("exec sleep 600"), "gloo", 1, timeout=2.0)
+    plan = make_plan(spec, details, [NodeShare((0,), address="127.0.0.1")], lock="share")
+    (tmp_path / "plan.json").write_text(json.dumps(plan))
+    soon = "import sys; from mlbench_cli.agent import node, processes; processes.OVERDUE_SECONDS = 1.0; "
+    with subprocess.Popen([sys.executable, "-c", f"{soon}node.main(sys.argv[1:])", str(tmp_path / "nodes/0")]) as node:
+        state = tmp_path / "nodes/0/.state/state.json"
+        until(lambda: state.exists() and json.loads(state.read_text())["started"])
+        node.send_signal(signal.SIGSTOP)
+        node.wait(PATIENCE)
+    assert json.loads(state.read_text())["ended"] in ("deadline", "canceled")
+    assert (tmp_path / "nodes/0/.state/results.json").exists()
+
+
 def change_job(state: str) -> None:
     """The state of the only job, as squeue gives it."""
     (path,) = Path(os.environ["SLURM_CONF"]).parent.glob("job-*.json")

@@ -70,7 +70,7 @@ def test_from_another_host_no_process_of_this_one_is_signaled(lab: Lab) -> None:
         head = LocalEngine().head(run)
         assert head.read().nodes[0].state is not None
         head.print_stacks()
-        head.end_overdue()
+        head.wait(0.0)
         time.sleep(0.1)
         assert bystander.poll() is None
         bystander.kill()
