@@ -233,7 +233,7 @@ class SlurmEngine(MachinesEngine):
             return replace(observation, ended=Ending.CANCELED)
         if snapshot.exists and (self._read_text(f"{self._run_place(run)}/started/job") is not None):
             return observation
-        if snapshot.exists or not (run.manifests / "job.sh").exists():
+        if snapshot.exists:
             finding = Finding(
                 "not_submitted",
                 "The run has no job on the cluster: its client was stopped before it submitted one.",
@@ -241,6 +241,10 @@ class SlurmEngine(MachinesEngine):
                 retryable=True,
             )
             return replace(observation, findings=(*observation.findings, finding))
+        if not (run.manifests / "job.sh").exists():
+            words = "The run has no folder on the cluster: it was not submitted, or has been removed."
+            finding = Finding("not_submitted", words, hint="Start it again.", retryable=True)
+            return replace(observation, ended=Ending.NEVER_STARTED, findings=(*observation.findings, finding))
         finding = Finding("folder_gone", "The run's folder on the cluster was removed by someone else.")
         return replace(observation, ended=Ending.LOST, findings=(*observation.findings, finding))
 

@@ -17,7 +17,7 @@ from mlbench_cli.agent.processes import find_processes
 from mlbench_cli.engines.base import Cursor
 from mlbench_cli.engines.follow import read_log
 from mlbench_cli.errors import DamagedRun, NotFoundError, UsageError
-from mlbench_cli.model.run import Run
+from mlbench_cli.model.run import Run, RunState
 from mlbench_cli.results.archive.verify import find_problems
 from mlbench_cli.runs import supervise
 from mlbench_cli.runs.snapshot import live_snapshot
@@ -137,6 +137,13 @@ def test_whoever_follows_a_run_while_it_is_submitted_waits_for_it(lab: EngineLab
     with being_submitted(lab, home, run):
         assert live_snapshot(lab.store.run(run.name), lab.engine)["ended"] is None
         assert supervise.follow(run, lab.engine, lab.store).outcome == "completed"
+
+
+@by_day("slurm", "hosts", "kubernetes")
+def test_a_run_whose_client_was_killed_before_its_cluster_knew_of_it_has_never_started(lab: EngineLab) -> None:
+    run = lab.record(SLEEP, workers=2)
+    lab.store.advance(run, RunState.SUBMITTED)
+    assert supervise.follow(run, lab.engine, lab.store, timeout=30).outcome == "never_started"
 
 
 @by_day("hosts", "slurm", "kubernetes")
