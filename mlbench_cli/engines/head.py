@@ -137,8 +137,10 @@ class RemoteHead:
         return fetched
 
     def _release(self) -> None:
-        """Say that the results were fetched, so that the head need not keep them."""
-        self.put("fetched")
+        """Say that the results were fetched, so that the head need not keep them; not in another run's folder that has
+        taken the name of this one."""
+        if self.read().exists:
+            self.put("fetched")
 
     def _fetch_all(self) -> Fetched:
         """Output, samples and logs, each checked against the digest of its machine."""

@@ -167,6 +167,8 @@ def test_a_run_that_has_taken_the_name_of_a_deleted_one_is_left_alone(
             until(lambda: len(two.processes(second)) == 2)
             assert one.engine.look(first).ended == Ending.NEVER_STARTED
             one.engine.cancel(first)
+            one.engine.head(first).fetch()
+            assert not (two.far / "runs/same-2/fetched").exists()
         assert len(two.processes(second)) == 2  # although the other client has deleted its own
         assert two.engine.look(second).ended is None
 
