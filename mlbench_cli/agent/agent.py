@@ -48,7 +48,7 @@ RESERVE = 1 << 16  # bytes kept so that the last state can be written on a full 
 # wait for their servers: torchrun (PET_: what its options default to), Slurm's srun, MPI's mpirun and PMI, Cray's and
 # IBM's launchers.
 FOREIGN_PREFIXES = (
-    *("TORCHELASTIC_", "OMPI_", "PMI_", "PMIX_", "PALS_", "MV2_COMM_WORLD_", "MPI_LOCAL", "HYDRA_", "JSM_NAMESPACE_"),
+    *("TORCHELASTIC_", "OMPI_", "PMI_", "PMIX_", "PALS_", "MV2_COMM_WORLD_", "MPI_LOCAL", "JSM_NAMESPACE_"),
     *("HYDI_", "PET_", "HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_", "HOROVOD_CROSS_"),
     *("SLURM_STEP", "SLURM_CPU_BIND", "SLURM_MPI_", "SLURM_PMI", "SRUN_", "FLUX_TASK_", "ALPS_APP_"),
 )

@@ -21,6 +21,7 @@ from mlbench_cli.runs.progress import Progress
 from mlbench_cli.runs.repeats import Repeats
 from mlbench_cli.runs.snapshot import UNKNOWN
 from mlbench_cli.storage.run_folder import METRICS
+from mlbench_cli.tasks.command_code import FOLDER
 from mlbench_cli.util.text import list_some
 from task_images import contract
 
@@ -341,7 +342,7 @@ def _explain_together(runs: Sequence[Ended]) -> None:
 def _explain_metrics(runs: Sequence[Ended]) -> None:
     """Say how a script reports metrics, if none of these scripts did."""
     scripts = [ended for ended in runs if ended.finished.run.spec.task == CUSTOM and not ended.exit_code]
-    scripts = [each for each in scripts if any(word.endswith(".py") for word in each.finished.run.spec.argv)]
+    scripts = [each for each in scripts if any((each.finished.run.folder / FOLDER).rglob("*.py"))]
     if scripts and not any(map(_has_metrics, scripts)):
         console.note(
             "No metric was reported, so only times can be compared. A script reports one like this:\n"

@@ -39,7 +39,7 @@ from mlbench_cli.runs.defaults import with_defaults
 from mlbench_cli.runs.experiment_file import describes_several
 from mlbench_cli.runs.launch import check_names, is_public, local_machine
 from mlbench_cli.runs.matrix import MAX_CONFIRMED, MAX_MEMBERS
-from mlbench_cli.runs.own_command import hides_failures
+from mlbench_cli.runs.own_command import hides_failures, trains_separately
 from mlbench_cli.runs.preflight import find_too_many_workers
 from mlbench_cli.runs.repeats import Repeats, repeats_in
 from mlbench_cli.runs.request import (
@@ -59,7 +59,7 @@ from mlbench_cli.runs.request import (
 from mlbench_cli.storage.store import Store
 from mlbench_cli.tasks.catalog import packages_of, use_task_folder
 from mlbench_cli.util.files import write_atomically
-from mlbench_cli.util.text import shorten
+from mlbench_cli.util.text import list_some, shorten
 
 if TYPE_CHECKING:
     from mlbench_cli.api import AuthorsProgram
@@ -595,6 +595,12 @@ def _warn(specs: Sequence[RunSpec]) -> None:
     if any(hides_failures(argv) for argv in {spec.argv for spec in specs if not spec.runs_task_program}):
         console.warn(
             "The exit code of a pipe is that of tee, so a failed training counts as completed: set -o pipefail"
+        )
+    commands = [spec for spec in specs if spec.world_size > 1 and not spec.runs_task_program]
+    if alone := [spec.name for spec in commands if trains_separately(spec.argv)]:
+        console.warn(
+            f"{list_some(alone, 3)}: torchrun without --nnodes trains on each worker separately; see "
+            "docs/tutorial/own-training.md"
         )
     local = [spec for spec in specs if spec.engine == "local"]
     if not local:

@@ -24,6 +24,7 @@ GPU_FAULT = (
 )
 INTERFACE = r"(?i)Unable to find (?:address|interface) for: ?(\S+)|ifname (\S+) not found"
 SMALL_WORLD = r"rank < size\. \d+ vs (\d+)"  # of gloo
+PORT_IN_USE = r"Error: (?:[^\n]*port: (\d+),[^\n]*EADDRINUSE|\[Errno 98\] Address already in use)"
 # What torch's rendezvous, gloo and mlbench's tasks print if a rank cannot connect: (host, port), host:port, or neither.
 # Connections that broke later are not among them: they follow from a rank that ended.
 _ADDRESS = r"[(\[]?([\w.:-]+?)[\])]?(?:, |:)(\d+)\)?"
@@ -105,6 +106,20 @@ def explain_small_world(who: str, text: str, evidence: Mapping[str, object]) -> 
     )
 
 
+def explain_port(who: str, text: str, evidence: Mapping[str, object]) -> Finding | None:
+    """The finding on a process whose `text` says that another process listens on its port."""
+    found = re.search(PORT_IN_USE, text)
+    if found is None:
+        return None
+    port = f"port {found[1]}" if found[1] else "a port"
+    return Finding(
+        "port_in_use",
+        f"{who} could not listen on {port}, which another process uses.",
+        hint="Ranks of one machine share its ports: leave MASTER_PORT, which is free, as mlbench sets it.",
+        evidence=evidence,
+    )
+
+
 def explain_unreachable(who: str, text: str, evidence: Mapping[str, object]) -> Finding | None:
     """The finding on a process whose `text` says that it cannot connect to another rank; None if it does not say so."""
     found = next((match for pattern in UNREACHABLE if (match := re.search(pattern, text))), None)
@@ -168,13 +183,14 @@ def describe_peak(peak: int | None, limit: int | None) -> str:
 
 
 def last_lines(text: str, count: int) -> list[str]:
-    """The last lines of a log as evidence: no events, frames of C++ or control characters, of bounded width."""
+    """The last lines of a log as evidence: no events, frames of C++, control characters, or marks
+    below a line of Python; of bounded width."""
     lines: list[str] = []
     for line in reversed(text.split("\n")):
         if contract.parse_event(line) is not None or line.startswith("frame #"):
             continue
         clean = "".join(char if char.isprintable() else " " for char in line).strip()
-        if clean:
+        if clean.strip("~^ "):
             lines.append(clean[:EVIDENCE_WIDTH])
         if len(lines) == count:
             break

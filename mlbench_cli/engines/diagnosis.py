@@ -105,6 +105,7 @@ def _failure_finding(name: str, facts: Facts, lines: list[str]) -> Finding:
         or crashes.explain_driver(who, text, evidence)
         or crashes.explain_gpu_fault(who, text, logs, evidence)
         or crashes.explain_small_world(who, text, evidence)
+        or crashes.explain_port(who, text, evidence)
         or crashes.explain_unreachable(who, text, evidence)
     ):
         return found

@@ -6,7 +6,7 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,8 +17,11 @@ from mlbench_cli.util.text import shorten
 TIMEOUT = 4 * 3600.0  # seconds; a hang must not last a day
 MAX_SCRIPT = 1 << 16  # bytes; longer files are no scripts
 _TEE, _CHECKED = re.compile(r"(?<!\|)\|&?\s*tee\b"), re.compile(r"pipefail|PIPESTATUS")
+_TORCHRUN = re.compile(r"\btorchrun\b|\btorch\.distributed\.(run|launch)\b")
+_NODES = re.compile(r"--nnodes\b")
 _SHELL_LINE = re.compile(r"#!.*sh\b")
 _OPERATORS = "&|;<>()`\n"
+_BACKGROUND = re.compile(r"(?<!&)&\s*$")
 _VARIABLE = re.compile(r"\$([A-Za-z_{(]|\d)")
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 # Words that only a shell knows, if a command begins with them.
@@ -41,22 +44,33 @@ def split_command(command: str) -> tuple[str, ...]:
         raise UsageError(f"--command {shorten(repr(command))} cannot be split into words: {error}.") from None
     is_shell = any(os.path.basename(word) in _SHELLS for word in words)  # also in "timeout 60 sh -c ..."
     if (found := _find_shell_syntax(command, is_shell)) is not None:
-        shell = "bash -o pipefail" if "|" in command else "sh"
-        raise UsageError(
-            f"--command is not run by a shell, so {found} has no effect.",
-            hint=f"--command {shlex.quote(f'{shell} -c {shlex.quote(command)}')}",
-        )
+        # Not sh: dash knows no "source", and no functions of the environment, such as "module".
+        shell = "bash -o pipefail" if "|" in command else "bash"
+        hint = f"--command {shlex.quote(f'{shell} -c {shlex.quote(command)}')}"
+        if _BACKGROUND.search(command):  # a run ends with its command, and ends what that has started
+            hint = "Leave out the &, and add --detach: the run continues in the background."
+        raise UsageError(f"--command is not run by a shell, so {found} has no effect.", hint=hint)
     return words
 
 
 def hides_failures(argv: Sequence[str]) -> bool:
     """Whether a command, or a shell script that it names, has a pipe into tee, whose exit code is 0 whatever failed."""
-    texts = [" ".join(argv)]
+    return any(_TEE.search(text) and not _CHECKED.search(" ".join(argv) + text) for text in _texts(argv))
+
+
+def trains_separately(argv: Sequence[str]) -> bool:
+    """Whether a command, or a shell script that it names, starts torchrun for one node: each worker trains alone."""
+    return any(_TORCHRUN.search(text) and not _NODES.search(text) for text in _texts(argv))
+
+
+def _texts(argv: Sequence[str]) -> Iterator[str]:
+    """A command, and the shell scripts that it names."""
+    yield " ".join(argv)
     for word in argv:
         with suppress(OSError, ValueError):
             text = read_regular(Path(word), MAX_SCRIPT).decode("utf-8", "replace")
-            texts += [text] if word.endswith("sh") or _SHELL_LINE.match(text) else []
-    return any(_TEE.search(text) and not _CHECKED.search(texts[0] + text) for text in texts)
+            if word.endswith("sh") or _SHELL_LINE.match(text):
+                yield text
 
 
 def _matches_files(pattern: str) -> bool:
@@ -119,13 +133,13 @@ def check_scripts(argv: tuple[str, ...]) -> None:
     the file."""
     searched = os.pathsep.join((os.environ.get("PATH", os.defpath), _own_folder()))
     if argv and argv[0] and "{" not in argv[0] and shutil.which(argv[0], path=searched) is None:
-        if os.path.isfile(argv[0]):
+        if os.path.isfile(argv[0]) and not os.access(argv[0], os.X_OK):
             raise UsageError(f"{argv[0]} is not executable.", hint=f"chmod +x {shlex.quote(argv[0])}")
         where = "" if "/" in argv[0] else " on the PATH"
-        raise UsageError(
-            f'There is no program "{shorten(argv[0])}"{where}.',
-            hint="Correct the name, or activate the environment that has it.",
-        )
+        hint = "Correct the name, or activate the environment that has it."
+        if os.path.isfile(argv[0]):
+            hint = f"For the file of this folder: --command {shlex.quote(shlex.join((f'./{argv[0]}', *argv[1:])))}"
+        raise UsageError(f'There is no program "{shorten(argv[0])}"{where}.', hint=hint)
     for number, word in enumerate(argv):
         path = Path(shutil.which(word) or word) if number == 0 else Path(word)
         try:

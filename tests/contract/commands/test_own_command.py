@@ -82,7 +82,7 @@ FOR_A_SHELL = [
     *("python a.py && echo b", "python a.py | tee log", "python a.py > log", "python a.py < in", "python a.py;ls"),
     *("FOO=1 python a.py", "python a.py --lr $LR", 'python a.py "$LR"', "python a.py ~/data", "python a.py *.txt"),
     *("(python a.py)", "python a.py $(date)", "python a.py `date`", "python who.p?", "python who.[pq]y"),
-    *("python a.py &", "python a.py # fast", "source v/bin/activate", "cd /tmp", "export A=1", "module load cuda"),
+    *("nohup python a &", "python a.py # fast", "source v/bin/activate", "cd /tmp", "export A=1", "module load cuda"),
 ]
 QUOTED = [
     *('env A=1 sh -c "echo $A"', "timeout 60 bash -c 'echo $RANK'"),
@@ -99,7 +99,10 @@ def test_what_only_a_shell_understands_is_refused_with_the_way_out_and_quoted_wo
         assert run(["run", "x", "1", "--command", command]) == 2, command
         said = capsys.readouterr().err
         assert "--command is not run by a shell" in said
-        assert ("bash -o pipefail -c" if "|" in command else "sh -c") in said
+        if command.endswith(" &"):  # which a run would end at once
+            assert "--detach" in said
+        else:
+            assert ("bash -o pipefail -c" if "|" in command else "bash -c") in said
     for command in QUOTED:
         assert run(["run", "x", "1", "--command", command, "--dry-run"]) == 0, command
 
@@ -111,6 +114,40 @@ def test_a_command_may_have_several_lines_and_a_pipe_that_hides_failures_is_told
     assert "pipefail" not in done.stderr
     (project / "train.sh").write_text("false | tee log\n")
     assert "a failed training counts as completed" in mlbench("run", "tee", "1", "--command", "sh train.sh").stderr
+
+
+def test_torchrun_for_one_node_is_told_to_train_on_each_worker_separately(project: Path) -> None:
+    (project / "train.sh").write_text("true || python -m torch.distributed.run train.py\n")
+    for name, size, command, is_told in (
+        ("a", "2", "echo torchrun --nproc-per-node 2 train.py", True),
+        ("b", "2", "sh train.sh", True),
+        ("c", "1", "sh train.sh", False),
+        ("d", "2", "echo torchrun --nnodes=2 train.py", False),
+    ):
+        done = mlbench("run", name, size, "--command", command)
+        assert (done.returncode, "trains on each worker separately" in done.stderr) == (0, is_told), command
+
+
+def test_the_end_of_a_log_tells_why_a_program_failed(project: Path) -> None:
+    (project / "port.py").write_text(
+        "import socket\none = socket.create_server(('127.0.0.1', 0))\n"
+        "print('~~~^^^')\nsocket.create_server(one.getsockname())\n"
+    )
+    done = mlbench("run", "port", "1", "--command", "python port.py")
+    assert done.returncode == 7
+    assert "Rank 0 could not listen on a port, which another process uses." in done.stderr
+    assert "MASTER_PORT" in done.stderr
+    assert "OSError: [Errno 98]" in done.stderr
+    assert "^^^" not in done.stderr
+
+
+def test_how_to_report_a_metric_is_told_however_a_script_is_started(project: Path) -> None:
+    (project / "train.py").write_text("print('loss 1')\n")
+    (project / "train.sh").write_text("python train.py\n")
+    for command, is_told in (("python -m train", True), ("sh train.sh", True), ("echo loss 1", False)):
+        done = mlbench("run", "x", "1", "--command", command)
+        assert ("from mlbench import emit" in done.stderr) == is_told, command
+        assert mlbench("delete", "x", "--yes").returncode == 0
 
 
 def test_scripts_that_no_system_can_start_are_named(project: Path) -> None:
@@ -126,6 +163,7 @@ def test_scripts_that_no_system_can_start_are_named(project: Path) -> None:
         ("./lost.sh", "/no/such/interpreter"),
         ("pyton train.py", 'There is no program "pyton" on the PATH'),
         ("./plain.sh", "chmod +x ./plain.sh"),
+        ("unmarked.py --lr 1", "--command './unmarked.py --lr 1'"),
         ("./unmarked.py", "--command 'python ./unmarked.py'"),
         ("./mark.sh", "byte order mark"),
     ):
@@ -154,7 +192,7 @@ def test_variables_of_other_launchers_do_not_reach_the_ranks(project: Path) -> N
         "WORLD_SIZE": "99",
         "MASTER_ADDR": "elsewhere",
     }
-    kept = {"SLURM_JOB_ID": "77", "MY_VARIABLE": "1", "NCCL_DEBUG": "INFO"}
+    kept = {"SLURM_JOB_ID": "77", "MY_VARIABLE": "1", "NCCL_DEBUG": "INFO", "HYDRA_FULL_ERROR": "1"}
     script = "import os, json; print('env', json.dumps(dict(os.environ)), 'port', '{master_port}')"
     done = mlbench("run", "x", "2", "--command", f'python -c "{script}"', **foreign, **kept)
     assert done.returncode == 0, done.stderr
