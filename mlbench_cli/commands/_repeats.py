@@ -3,11 +3,13 @@
 from collections.abc import Sequence
 
 from mlbench_cli import console
-from mlbench_cli.results.analysis.numbers import SAMPLES_PER_SECOND, SECONDS, format_estimate, unit_of
+from mlbench_cli.results.analysis.numbers import SAMPLES_PER_SECOND, SECONDS, format_estimate
 from mlbench_cli.runs.repeats import Repeats
 from mlbench_cli.util.text import list_some
 
 LEGEND = "In parentheses: 95 % intervals (Student's t, on logarithms), from three runs on. Failed runs are left out."
+
+_SHOWN = ("last", "best", "mean")
 
 
 def show_repeats(found: Sequence[Repeats], *, all_metrics: bool) -> None:
@@ -46,7 +48,7 @@ def show_repeats(found: Sequence[Repeats], *, all_metrics: bool) -> None:
 def _show_metrics(found: Sequence[Repeats]) -> None:
     """The figures of the metrics that the programs reported, a row for each."""
     rows = [
-        [item.name, name, *(format_estimate(each.get(which), unit_of(name)) for which in ("last", "best", "mean"))]
+        [item.name, name, *(format_estimate(each.get(which), item.point.unit_of(name)) for which in _SHOWN)]
         for item in found
         if item.point.good
         for name, each in item.point.metrics.items()

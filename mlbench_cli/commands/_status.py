@@ -277,7 +277,7 @@ def _show_metrics(document: dict[str, Any], metric: str | None) -> None:
         rows = []
         for title, reported in shown.items():
             each = figures.get(reported, {"last": metrics.get(reported)})
-            unit = unit_of(reported)
+            unit = each.get("unit", unit_of(reported))
             rows.append([title, *(format_value(each.get(word), unit) for word in ("last", "best", "mean"))])
         console.out_table(["METRIC", "LAST", "BEST", "MEAN"], rows)
 

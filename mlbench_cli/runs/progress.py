@@ -129,7 +129,7 @@ class ProgressTracker:
         if event["event"] == "phase":
             self._take_phase(event)
         elif event["event"] == "metric":
-            self._take_metric(event.get("name"), event.get("value"), event["time"])
+            self._take_metric(event.get("name"), event.get("value"), event.get("unit"), event["time"])
 
     def progress(self, observation: Observation, created: float) -> Progress:
         """`created` is the time of the run's submission, which counts while no worker has started yet."""
@@ -182,16 +182,16 @@ class ProgressTracker:
         if is_finite_number(goal.get("value")):
             self._take_value(goal["value"], moment)
 
-    def _take_metric(self, name: Any, value: Any, moment: float) -> None:
+    def _take_metric(self, name: Any, value: Any, unit: Any, moment: float) -> None:
         if not isinstance(name, str):
             return
         if not is_finite_number(value):
             if str(value) in ("nan", "inf", "-inf"):  # a training that diverged
                 self.metrics[name[:100]] = str(value)
-                self._tally.take(name, str(value))
+                self._tally.take(name, str(value), unit)
             return
         self.metrics[name[:100]] = value
-        self._tally.take(name, value)
+        self._tally.take(name, value, unit)
         if name.endswith("loss") and not name.startswith("val"):
             self._loss = value
         if self.goal and name in self.goal.metric_names:

@@ -4,7 +4,8 @@
     run, training  the whole run; training alone
     computation... rank 0's time by category; with "other" they add up to `seconds`
     throughput     samples per second of all ranks
-    METRIC         every metric that the program reports: its last value, "METRIC best" and "METRIC mean"
+    METRIC         every metric that the program reports: its last value, "METRIC best" and "METRIC mean"; one with the
+                   name of another figure is "reported METRIC"
 
 and cost, bytes sent, energy, the network between machines, and the curves of collectives, each where it was measured.
 """
@@ -57,10 +58,13 @@ def figures(archive: Archive) -> dict[str, Figure]:
         for name, found in _own_figures(archive)
         if math.isfinite(found.value)
     }
+    goal = archive.result["goal"]
     reported = {
-        name: Figure(_bound(value), unit_of(name), summary.higher_is_better, is_metric=True)
+        name: Figure(_bound(value), summary.unit, summary.higher_is_better, is_metric=True)
         for metric, summary in program_metrics(archive).items()
-        for name, value in summary.figures(metric)
+        for name, value in summary.figures(
+            f"reported {metric}" if metric in own and not (goal and metric == goal["metric"]) else metric
+        )
         if name not in own
     }
     return {**own, **reported}
@@ -76,7 +80,7 @@ def program_metrics(archive: Archive) -> dict[str, MetricSummary]:
         for row in archive.metrics():
             name, value = row.get("name"), row.get("value")
             if row.get("rank") == 0 and isinstance(name, str) and (is_finite_number(value) or isinstance(value, str)):
-                tally.take(name, value if isinstance(value, str) else float(value))
+                tally.take(name, value if isinstance(value, str) else float(value), row.get("unit"))
         goal = archive.result["goal"]
         _known[archive] = tally.summarize(Goal(goal["metric"], goal["comparison"], goal["threshold"]) if goal else None)
     return _known[archive]

@@ -10,8 +10,10 @@ from collections.abc import Iterator
 from msgspec import Struct
 
 from mlbench_cli.model.goals import BEST, MAX_METRICS, MEAN, Goal
+from mlbench_cli.results.analysis.numbers import unit_of
 from mlbench_cli.util.text import one_line
 
+MAX_UNIT = 20  # characters
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 _RATE = re.compile(r"(per_?(second|sec|s)|/s(ec)?|throughput|flops|mfu|bandwidth)$", re.IGNORECASE)
 _LOWER = frozenset(
@@ -54,10 +56,13 @@ _HIGHER = frozenset(
 class MetricSummary(Struct, frozen=True):
     """The figures of one metric. `last` may be "nan", "inf" or "-inf"; `mean` is None if no value was finite.
 
+    `unit` is that which the program reports, else the usual one of such names; empty if unknown.
+
     `best` is None if it is unknown whether lower or higher is better.
     """
 
     count: int
+    unit: str
     last: float | str
     mean: float | None
     best: float | None
@@ -65,7 +70,7 @@ class MetricSummary(Struct, frozen=True):
 
     def to_dict(self) -> dict[str, float | str | bool | None]:
         """The figures as JSON documents have them."""
-        return {"last": self.last, "best": self.best, "mean": self.mean, "count": self.count}
+        return {"last": self.last, "best": self.best, "mean": self.mean, "count": self.count, "unit": self.unit}
 
     def figures(self, name: str) -> Iterator[tuple[str, float]]:
         """The finite ones, by their names, for the metric `name`."""
@@ -83,20 +88,24 @@ class MetricTally:
     def __init__(self) -> None:
         self._seen: dict[str, _Tally] = {}
 
-    def take(self, name: str, value: float | str) -> None:
+    def take(self, name: str, value: float | str, unit: object = None) -> None:
         """Record the next value of a metric of rank 0."""
         name = one_line(name, 100)
         if name not in self._seen and len(self._seen) >= MAX_METRICS:
             return
-        self._seen.setdefault(name, _Tally()).take(value)
+        tally = self._seen.setdefault(name, _Tally())
+        tally.take(value)
+        if isinstance(unit, str) and unit.strip():
+            tally.unit = one_line(unit, MAX_UNIT)
 
     def summarize(self, goal: Goal | None) -> dict[str, MetricSummary]:
         """The figures of every metric, in the order in which the names appeared."""
-        return {name: tally.summarize(find_direction(name, goal)) for name, tally in self._seen.items()}
+        return {name: tally.summarize(name, find_direction(name, goal)) for name, tally in self._seen.items()}
 
 
 class _Tally:
     def __init__(self) -> None:
+        self.unit = ""
         self.count = self._finite = 0
         self._mean = 0.0
         self._low, self._high = math.inf, -math.inf
@@ -111,12 +120,13 @@ class _Tally:
         self._mean += value / self._finite - self._mean / self._finite  # a sum of values could overflow
         self._low, self._high = min(self._low, value), max(self._high, value)
 
-    def summarize(self, higher_is_better: bool | None) -> MetricSummary:
+    def summarize(self, name: str, higher_is_better: bool | None) -> MetricSummary:
+        unit = self.unit or unit_of(name)
         if not self._finite:
-            return MetricSummary(self.count, self._last, None, None, higher_is_better)
+            return MetricSummary(self.count, unit, self._last, None, None, higher_is_better)
         mean = min(max(self._mean, self._low), self._high)  # of equal values exactly that value
         best = None if higher_is_better is None else self._high if higher_is_better else self._low
-        return MetricSummary(self.count, self._last, mean, best, higher_is_better)
+        return MetricSummary(self.count, unit, self._last, mean, best, higher_is_better)
 
 
 def find_direction(name: str, goal: Goal | None = None) -> bool | None:

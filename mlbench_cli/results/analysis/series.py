@@ -38,6 +38,7 @@ from mlbench_cli.results.analysis.figures import (
     figures,
     outcome_of,
 )
+from mlbench_cli.results.analysis.numbers import SAMPLES_PER_SECOND
 from mlbench_cli.results.analysis.published import PublishedSeries
 from mlbench_cli.results.analysis.sessions import Moment, find_sessions, moment_of, relate
 from mlbench_cli.results.analysis.stats import Estimate, Ratio, estimate, ratio
@@ -156,8 +157,10 @@ class Point:
 
     @property
     def throughput(self) -> Estimate | None:
-        """Samples per second."""
-        return self.estimates.get(THROUGHPUT)
+        """Samples per second; None if the programs report a throughput of another unit, which is among the metrics."""
+        found = self.shown[0].figures.get(THROUGHPUT)
+        is_other = found is not None and found.is_metric and found.unit != SAMPLES_PER_SECOND
+        return None if is_other else self.estimates.get(THROUGHPUT)
 
     @property
     def metrics(self) -> dict[str, dict[str, Estimate]]:
@@ -170,6 +173,11 @@ class Point:
             for name in names
         }
         return {name: found for name, found in each.items() if found}
+
+    def unit_of(self, name: str) -> str:
+        """The unit of a metric that the programs reported."""
+        ends = ("", BEST, MEAN)
+        return next((found.unit for end in ends if (found := self.shown[0].figures.get(name + end))), "")
 
     @property
     def without_compiling(self) -> Estimate | None:

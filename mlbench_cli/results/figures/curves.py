@@ -200,8 +200,9 @@ def _metric_chart(runs: Sequence[RunData], key: str, name: str, series: Mapping[
     notes = ["One line per run; repeats share a color."] if len({row["series"] for row in rows}) < len(runs) else []
     notes += [f"The first {MAX_RUNS} of {len(runs)} runs."] if len(runs) > MAX_RUNS else []
     title = name_metric(name)[:60]
+    units = (point.unit for run in runs for point in run.curves.get(name, ()) if point.unit)
     return Chart(
-        *(key, _heading(title), _TIME, Axis(title, unit_of(name)), tuple(rows)),
+        *(key, _heading(title), _TIME, Axis(title, next(units, unit_of(name))), tuple(rows)),
         caption=" ".join(notes),
     )
 

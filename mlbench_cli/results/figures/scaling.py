@@ -139,7 +139,10 @@ def metric_bars(job: Job) -> Iterator[Chart]:
         lasts = [(group, point, last) for group, point in places if (last := point.metrics.get(name, {}).get("last"))]
         rows = tuple(_row("last value", job.name_of(group, point), last, point) for group, point, last in lasts)
         words = name_metric(name)
-        title, axis = f"{words[:1].upper()}{words[1:]} at the end", Axis(words, unit_of(name))
+        title, axis = (
+            f"{words[:1].upper()}{words[1:]} at the end",
+            Axis(words, lasts[0][1].unit_of(name) if lasts else ""),
+        )
         yield Chart(f"last-{name}", title, Axis("configuration"), axis, rows, Kind.BARS)
 
 

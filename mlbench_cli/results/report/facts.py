@@ -302,6 +302,7 @@ def _metrics(places: Sequence[Place], changes: Mapping[int, Mapping[str, Row]], 
                 yield {
                     "name": name,
                     "where": job.name_of(place.group, place.point),
+                    "unit": place.point.unit_of(name),
                     **place.point.metrics[name],
                     "change": row.words if row else "",
                 }

@@ -92,6 +92,33 @@ def test_every_reported_metric_is_a_figure_everywhere(capsys: Captured) -> None:
     assert {(row["preset"], row["network"], row["method"]) for row in points} == {("custom", "", "")}
 
 
+def test_a_metric_keeps_its_unit_and_is_told_from_figures_of_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    monkeypatch.setenv("MLBENCH_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(
+        "from mlbench import emit\nemit('metric', name='throughput', value=120, unit='images/s')\n"
+        "emit('metric', name='seconds', value=1234)\nemit('metric', name='temperature', value=70, unit='K')\n"
+    )
+    assert run(["run", "named", "1", "--command", "python train.py", "--repeat", "2", "--share-machine"]) == 0
+    assert "70.0 K" in capsys.readouterr().out
+    rows = answer(capsys, "compare", "named-1-r1", "named-1-r2", "--across", "conditions")["rows"]
+    assert rows["seconds"]["a"]["mean"] < 600
+    assert (rows["reported seconds"]["a"]["mean"], rows["reported seconds"]["is_metric"]) == (1234, True)
+    assert rows["throughput"]["unit"] == "images/s"
+    assert run(["report", "named.md", "named"]) == 0
+    page = Path("named.md").read_text().replace("\\", "")
+    assert "| reported seconds | 1 worker | 20 min 34 s | 20 min 34 s |" in page
+    assert "| throughput | 1 worker | 120 images/s |" in page
+    assert "samples/s" not in page
+    capsys.readouterr()
+    assert run(["status", "named-1-r1"]) == 0
+    out = capsys.readouterr().out
+    assert "120 images/s" in out
+    assert "70.0 K" in out
+
+
 def test_variants_of_a_command_are_one_comparison(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
