@@ -24,6 +24,14 @@ GPU_FAULT = (
 )
 INTERFACE = r"(?i)Unable to find (?:address|interface) for: ?(\S+)|ifname (\S+) not found"
 SMALL_WORLD = r"rank < size\. \d+ vs (\d+)"  # of gloo
+# What torchrun and accelerate write once a rank has failed, and which it was.
+LAUNCHER = r"^(E\d{4} [^\n]*torch/distributed/elastic/|Traceback [^\n]*\n +File \"[^\n]*/bin/(torchrun|accelerate)\")"
+ROOT_CAUSE = r"(?s)Root Cause.*?\n\s*rank\s*: (\d+)"
+# Lines that tell nothing about a failure: marks below a line of Python, frames of C++, and what comes after a failure.
+NOISE = (
+    r"(\[rank\d+\]:)?[\s~^=-]*$|frame #|[EIW]\d{4} .*torch/distributed/elastic/"
+    r"|.*(destroy_process_group\(\) was not called|has NOT been destroyed)"
+)
 PORT_IN_USE = r"Error: (?:[^\n]*port: (\d+),[^\n]*EADDRINUSE|\[Errno 98\] Address already in use)"
 # What torch's rendezvous, gloo and mlbench's tasks print if a rank cannot connect: (host, port), host:port, or neither.
 # Connections that broke later are not among them: they follow from a rank that ended.
@@ -183,18 +191,32 @@ def describe_peak(peak: int | None, limit: int | None) -> str:
 
 
 def last_lines(text: str, count: int) -> list[str]:
-    """The last lines of a log as evidence: no events, frames of C++, control characters, or marks
-    below a line of Python; of bounded width."""
+    """The last lines of a log as evidence: no events, control characters or other noise, of bounded width."""
+    return _clean_lines(_without_launcher(text), count) or _clean_lines(text, count)
+
+
+def _clean_lines(text: str, count: int) -> list[str]:
     lines: list[str] = []
     for line in reversed(text.split("\n")):
-        if contract.parse_event(line) is not None or line.startswith("frame #"):
+        if contract.parse_event(line) is not None:
             continue
         clean = "".join(char if char.isprintable() else " " for char in line).strip()
-        if clean.strip("~^ "):
+        if not re.match(NOISE, clean):
             lines.append(clean[:EVIDENCE_WIDTH])
         if len(lines) == count:
             break
     return lines[::-1]
+
+
+def _without_launcher(text: str) -> str:
+    """A log without the report of a launcher; of the rank that failed alone, if the lines of ranks are marked."""
+    starts = [found.start() for found in re.finditer(LAUNCHER, text, re.MULTILINE)]
+    before, report = (text[: starts[-1]], text[starts[-1] :]) if starts else (text, "")
+    if not re.search(r"ChildFailedError|CalledProcessError", report):
+        return text
+    root = re.search(ROOT_CAUSE, report)
+    marked = [line for line in before.split("\n") if root and line.startswith(f"[rank{root[1]}]:")]
+    return "\n".join(marked) or before
 
 
 def _join_facts(*facts: object) -> str:

@@ -141,6 +141,60 @@ def test_the_end_of_a_log_tells_why_a_program_failed(project: Path) -> None:
     assert "^^^" not in done.stderr
 
 
+# What torchrun of torch 2.9 and accelerate 1.15 write when rank 1 fails, shortened.
+TORCHRUN = """[rank1]: Traceback (most recent call last):
+[rank1]:   File "/w/train.py", line 3, in <module>
+[rank1]:     raise ValueError("bad batch")
+[rank1]:     ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
+[rank1]: ValueError: bad batch
+[rank0]: RuntimeError: [gloo/transport/tcp/pair.cc:561] Connection closed by peer [127.0.0.1]:3992
+W1130 08:49:32.155000 29555 torch/distributed/elastic/multiprocessing/api.py:1028] Sending process 3 closing signal
+E1130 08:49:32.220000 29555 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: 1) local_rank: 1
+Traceback (most recent call last):
+  File "/e/bin/torchrun", line 6, in <module>
+    sys.exit(main())
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+============================================================
+train.py FAILED
+------------------------------------------------------------
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-11-30_08:49:32
+  rank      : 1 (local_rank: 1)
+  exitcode  : 1 (pid: 30194)
+  error_file: <N/A>
+  traceback : To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html
+============================================================
+"""
+ACCELERATE = """Traceback (most recent call last):
+  File "/w/train.py", line 3, in <module>
+    raise ValueError("bad batch")
+ValueError: bad batch
+Traceback (most recent call last):
+  File "/e/bin/accelerate", line 8, in <module>
+    sys.exit(main())
+subprocess.CalledProcessError: Command '['python', 'train.py']' returned non-zero exit status 1.
+"""
+
+
+def test_the_error_of_a_rank_is_shown_and_not_the_report_of_its_launcher(project: Path) -> None:
+    killed = TORCHRUN[TORCHRUN.index("W1130") :].replace(": 1 (pid", ": -9 (pid").replace("To enable", "Signal 9")
+    for name, text, last in (
+        ("torchrun", TORCHRUN, "[rank1]: ValueError: bad batch"),
+        ("accelerate", ACCELERATE, "ValueError: bad batch"),
+        ("killed", killed, "traceback : Signal 9"),
+        (
+            "own",
+            ACCELERATE[ACCELERATE.index("bad batch\n") + 10 :].replace("subprocess.Called", "Other"),
+            "OtherProcessError",
+        ),
+    ):
+        (project / "log.txt").write_text(text)
+        done = mlbench("run", name, "1", "--command", "sh -c 'cat log.txt; exit 1'")
+        shown = [line.strip() for line in done.stderr.splitlines() if line.strip().startswith("| ")]
+        assert shown[-1].startswith(f"| {last}"), done.stderr
+
+
 def test_how_to_report_a_metric_is_told_however_a_script_is_started(project: Path) -> None:
     (project / "train.py").write_text("print('loss 1')\n")
     (project / "train.sh").write_text("python train.py\n")
