@@ -83,7 +83,7 @@ def tell_apart(archives: Sequence[Archive]) -> Sequence[Archive]:
     places: dict[str, dict[str, Path]] = {}  # name -> id -> file or folder
     for archive in archives:
         whole = Path(name_archive(Path(archive.path)))
-        place = next((parent for parent in whole.parents if parent.suffix == ".zip"), whole)
+        place = next((parent for parent in whole.parents if parent.suffix.lower() == ".zip"), whole)
         places.setdefault(archive.run["name"], {})[archive.run["id"]] = place
     for archive in archives:
         same = places[archive.run["name"]]

@@ -74,7 +74,7 @@ def _print(folder: Path, paths: Sequence[Path], output: Format) -> None:
 
 def _refuse_results(folder: Path) -> None:
     """Reject a first argument that names what to draw instead of the output folder."""
-    if folder.suffix == ".zip" or (folder / "run.json").is_file():
+    if folder.suffix.lower() == ".zip" or (folder / "run.json").is_file():
         raise UsageError(f"{folder} is an archive, not a folder for figures.", hint=f"mlbench charts FOLDER {folder}")
     if len(folder.parts) != 1 or folder.exists():
         return

@@ -114,7 +114,7 @@ def _warn(found: Comparison) -> None:
 def _archives(word: str) -> list[Path]:
     """The folders of the run, or of the repeats, of that name; else the path. A word with "/" or ".zip" is a path."""
     client, path = api.Client(), Path(word)
-    if "/" in word or path.suffix == ".zip":
+    if "/" in word or path.suffix.lower() == ".zip":
         return client.find_archives([word])
     try:
         runs = client.select([word], repeats=True).runs

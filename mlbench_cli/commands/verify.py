@@ -125,7 +125,7 @@ def _find(words: Sequence[str]) -> dict[Path, str]:
     for word in words:
         if is_url(word):
             paths = [client.fetch_archive(word)]
-        elif "\0" in word or os.path.lexists(word) or "/" in word or word.endswith((".zip", ".json")):
+        elif "\0" in word or os.path.lexists(word) or "/" in word or word.lower().endswith((".zip", ".json")):
             paths = _find_at(Path(word))
         else:
             names = {run.folder: run.name for run in client.runs()}

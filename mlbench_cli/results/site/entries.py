@@ -134,7 +134,7 @@ def find_sources(folders: Sequence[Path], site: Path | None = None) -> Sources:
             names[:] = [name for name in names if not name.startswith(".") and here / name != skipped]
             for name in sorted(name for name in files if not name.startswith(".")):
                 path = Path(place, name)
-                if name.endswith(".zip"):
+                if name.lower().endswith(".zip"):
                     archives |= dict.fromkeys(archives_at(path) if is_plain(path) else [path])
                 elif name.endswith(".json") and name != ENTRY and is_plain(path):
                     documents[path] = None

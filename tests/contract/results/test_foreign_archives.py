@@ -89,6 +89,23 @@ def test_a_file_of_several_archives_that_was_packed_again_hides_no_other(tmp_pat
     assert "unpack it" in shown
 
 
+def test_a_zip_may_end_in_capitals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    """As some mail programs and file systems give it back."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mail").mkdir()
+    pack(sealed_run(tmp_path / "run", name="a-2"), tmp_path / "mail/A.ZIP")
+    for words in (
+        ["verify", "mail"],
+        ["verify", "mail/A.ZIP"],
+        ["report", "a.html", "mail"],
+        ["compare", *["mail/A.ZIP"] * 2],
+    ):
+        assert run(words) in (0, 9), words
+    assert "mail/A.ZIP: ok" in capsys.readouterr().out
+    monkeypatch.chdir(tmp_path / "mail")
+    assert run(["report", "a.html", "A.ZIP"]) == 0
+
+
 def test_folders_nested_deeper_than_python_calls_are_sealed_verified_and_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
