@@ -5,7 +5,7 @@ import signal
 from collections.abc import Mapping, Sequence
 
 from mlbench_cli.model.run import Finding
-from mlbench_cli.util.text import size
+from mlbench_cli.util.text import size, without_colors
 from task_images import contract
 
 EVIDENCE_WIDTH = 300
@@ -200,7 +200,7 @@ def _clean_lines(text: str, count: int) -> list[str]:
     for line in reversed(text.split("\n")):
         if contract.parse_event(line) is not None:
             continue
-        clean = "".join(char if char.isprintable() else " " for char in line).strip()
+        clean = "".join(char if char.isprintable() else " " for char in without_colors(line)).strip()
         if not re.match(NOISE, clean):
             lines.append(clean[:EVIDENCE_WIDTH])
         if len(lines) == count:

@@ -1,8 +1,10 @@
 """The progress of a run for people, derived from the events that its ranks report. Nothing is decided here."""
 
 import math
+import os
 import time
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
@@ -16,10 +18,14 @@ from mlbench_cli.model.run import JsonObject, Observation, Run
 from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.results.analysis.program_metrics import MetricSummary, MetricTally
 from mlbench_cli.results.archive.evidence import find_events
+from mlbench_cli.storage.run_folder import RunFolder
 from mlbench_cli.tasks.catalog import BUDGET, find_rules
+from mlbench_cli.util.text import without_colors
 from mlbench_cli.util.times import parse_timestamp
+from task_images.contract import PREFIX
 
 READ_SECONDS = 1.0  # between two reads of rank 0's log
+MAX_BAR = 1 << 12  # bytes of an unfinished line that are read
 TREND = 4  # values of the goal's metric for a linear trend; twice as many for a curved one
 
 
@@ -60,7 +66,7 @@ class EventReader:
         self._engine = engine
         self._run = run
         self._cursors: dict[int, Cursor | None] = dict.fromkeys(ranks)
-        self.last_line = b""  # that is not empty and has no event
+        self.last_line = b""  # that is not empty and has no event; a progress bar does not end it
 
     def poll(self) -> list[JsonObject]:
         """The events since the last call, rank by rank. A log that cannot be read now is read by the next call."""
@@ -76,7 +82,20 @@ class EventReader:
             except MlbenchError:
                 pass
             self._cursors[rank] = cursor
+            begun = _read_begun_line(RunFolder(self._run.folder).log(rank), cursor.offset if cursor else 0)
+            if begun.strip() and PREFIX.encode() not in begun:
+                self.last_line = begun
         return events
+
+
+def _read_begun_line(log: Path, offset: int) -> bytes:
+    """The end of what stands behind the last whole line of a log."""
+    try:
+        with open(log, "rb") as file:
+            file.seek(max(offset, file.seek(0, os.SEEK_END) - MAX_BAR))
+            return file.read()
+    except OSError:
+        return b""
 
 
 class ProgressReader:
@@ -97,7 +116,7 @@ class ProgressReader:
                 self._tracker.take(event)
             self._next_read = time.monotonic() + self._seconds
         # Behind a carriage return is what a progress bar shows now.
-        last = self._events.last_line.decode("utf-8", "replace").rstrip().rpartition("\r")[2].strip()
+        last = without_colors(self._events.last_line.decode("utf-8", "replace")).rstrip().rpartition("\r")[2].strip()
         return replace(self._tracker.progress(observation, self._created), last_line=last)
 
 

@@ -105,6 +105,11 @@ def shorten_line(value: object, limit: int = 300) -> str:
     return shorten(" ".join(str(value).split()), limit)
 
 
+def without_colors(text: str) -> str:
+    """A line that a program wrote for a terminal, without the escape sequences for colors and the cursor."""
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
+
+
 def list_some(words: Sequence[str], most: int = 4, separator: str = ", ") -> str:
     """The first `most` words, and how many more there are: "a, b, c, d and 3 more"."""
     more = f" and {len(words) - most} more" if len(words) > most else ""

@@ -165,6 +165,17 @@ def test_progress_is_one_line_on_a_terminal(home: Path, tmp_path: Path) -> None:
     assert max(map(len, shown)) < 60
 
 
+def test_a_progress_bar_is_shown_while_its_line_has_no_end(home: Path, tmp_path: Path) -> None:
+    bar = r"printf 'begun\n 10\045|#   |\r\033[31m 20\045|██日本 |'; sleep 6"
+    (tmp_path / "bar.sh").write_text(bar)
+    code, printed = Terminal("run", "a", "1", "--command", "sh bar.sh", home=home, columns=80, cwd=tmp_path).finish()
+    assert code == 0
+    shown = [plain(part) for part in printed.split("\r") if "a-1: 1 running" in plain(part)]
+    assert "last line: 20%|██日本 |" in shown[-1]
+    assert "10%" not in "".join(shown)
+    assert max(map(len, shown)) < 80
+
+
 def test_the_log_of_rank_0_is_shown_above_the_progress(home: Path, tmp_path: Path) -> None:
     command = "sh -c 'echo first of {rank}; sleep 1.2; printf last'"
     code, printed = Terminal("run", "a", "2", "--logs", "--command", command, home=home, cwd=tmp_path).finish()
