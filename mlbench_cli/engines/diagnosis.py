@@ -1,7 +1,7 @@
 """From the records of a run's agents to findings. Pure, so every ending can be tested from facts alone."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +10,13 @@ from msgspec.structs import replace
 from mlbench_cli.agent.messages import NOT_INSTALLED
 from mlbench_cli.engines import crashes
 from mlbench_cli.model.network import NOT_AS_ASKED, NOT_AS_ASKED_HINT
-from mlbench_cli.model.run import Finding
+from mlbench_cli.model.run import Finding, Phase
 from mlbench_cli.util.files import read_end
-from mlbench_cli.util.text import rough_duration
+from mlbench_cli.util.text import list_some, rough_duration
 
 EVIDENCE_LINES = 10
+END_LINES = 30  # in which a traceback is no longer one that the program got over
+MAX_SEARCHED = 8  # ranks
 LAST_LINES = 300  # that are searched for a reason; at a deadline the stacks of all threads come last
 
 Facts = Mapping[str, Any]
@@ -60,6 +62,8 @@ def diagnose(state: Facts, tail: Callable[[int], list[str]], *, timeout: float) 
     ending = state.get("ended") or state.get("stopping")
     if finding := _explain_ending(ending, state, timeout):
         found.append(_explain_idle(finding, state, tail) if "idle_since" in finding.evidence else finding)
+    if ending == "exited" and not found:
+        found += _find_hidden_failure(state, tail)
     return tuple(found)
 
 
@@ -119,8 +123,28 @@ def _failure_finding(name: str, facts: Facts, lines: list[str]) -> Finding:
     return crashes.explain_exit(f"Rank {rank}", code, describe_exit(facts), logs, evidence)
 
 
+def _find_hidden_failure(state: Facts, tail: Callable[[int], list[str]]) -> Iterator[Finding]:
+    """The finding on a rank whose log ends with a traceback although it exited with 0, as a script without set -e."""
+    for rank in [facts["rank"] for facts in state["ranks"][:MAX_SEARCHED] if not facts["restarts"]]:
+        lines = tail(rank)[-END_LINES:]
+        starts = [number for number, line in enumerate(lines) if "Traceback (most recent call last)" in line]
+        if any(not number or "Exception ignored" not in lines[number - 1] for number in starts):
+            yield Finding(
+                "hidden_failure",
+                f"Rank {rank} exited with 0 although its log ends with a traceback: a script without set -e may hide a "
+                "failure.",
+                hint=f"mlbench logs {state['name']} --rank {rank}",
+                evidence={"rank": rank, "log": lines[-EVIDENCE_LINES:]},
+            )
+            return
+
+
 def _explain_idle(finding: Finding, state: Facts, tail: Callable[[int], list[str]]) -> Finding:
-    """The finding on ranks that wait, with the reason if a rank prints that it cannot connect."""
+    """The finding on ranks that wait, with those that no longer do, and the reason if a rank prints that it cannot
+    connect."""
+    if done := [str(facts["rank"]) for facts in state["ranks"] if facts["phase"] == Phase.SUCCEEDED]:
+        who = f"Rank {done[0]} has" if len(done) == 1 else f"Ranks {list_some(done)} have"
+        finding = replace(finding, summary=f"{finding.summary} {who} already ended, with exit code 0.")
     for facts in state["ranks"]:
         rank = facts["rank"]
         if cause := crashes.explain_unreachable(f"Rank {rank}", "\n".join(tail(rank)), finding.evidence):

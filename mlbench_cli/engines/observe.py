@@ -201,7 +201,7 @@ def merge_states(spec: RunSpec, snapshot: Snapshot, ended: Ending | None, first:
         "ranks": [ranks.get(rank) or pending_facts(rank) for rank in range(spec.process_count)],
         "first_failed": failed,
         "idle_since": max(known) if known and len(known) == len(idle) else None,
-        "finished": max((facts["finished"] or 0.0 for facts in ranks.values()), default=0.0) or None,
+        "finished": ended and (max((facts["finished"] or 0.0 for facts in ranks.values()), default=0.0) or None),
         "disk_full": any(state["disk_full"] for state in states),
         "stalled_seconds": max((state.get("stalled_seconds", 0.0) for state in states), default=0.0),
         "start_problem": next((problem for state in states if (problem := state["start_problem"])), None),

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -193,6 +194,15 @@ def test_the_error_of_a_rank_is_shown_and_not_the_report_of_its_launcher(project
         done = mlbench("run", name, "1", "--command", "sh -c 'cat log.txt; exit 1'")
         shown = [line.strip() for line in done.stderr.splitlines() if line.strip().startswith("| ")]
         assert shown[-1].startswith(f"| {last}"), done.stderr
+
+
+def test_a_traceback_behind_exit_code_0_is_told(project: Path) -> None:
+    (project / "train.sh").write_text("python -c 'raise ValueError(1)'\necho finished\n")
+    done = mlbench("run", "hidden", "2", "--command", "sh -c '[ $RANK = 0 ] || sh train.sh'")
+    assert done.returncode == 0
+    assert "Rank 1 exited with 0 although its log ends with a traceback: a script without set -e" in done.stderr
+    (project / "fine.sh").write_text("python -c 'raise ValueError(1)' || true\nseq 100\n")
+    assert "exited with 0" not in mlbench("run", "fine", "1", "--command", "sh fine.sh").stderr
 
 
 def test_how_to_report_a_metric_is_told_however_a_script_is_started(project: Path) -> None:
@@ -608,10 +618,12 @@ def test_a_program_that_counts_its_ranks_itself_is_told_where_to_say_how_many(pr
 
 @pytest.mark.slow
 def test_ranks_that_wait_for_each_other_are_told_from_slow_ones(project: Path) -> None:
-    """The deadline says that they hung and where to look, not to wait longer."""
-    (project / "hang.py").write_text("import time\ntime.sleep(600)\n")
+    """The deadline says that they hung, who left them, and where to look, not to wait longer."""
+    (project / "hang.py").write_text("import os, time\nif os.environ['RANK'] == '0':\n    time.sleep(600)\n")
     done = mlbench("run", "idle", "2", "--command", "python hang.py", "--timeout", "50s", "--share-machine", "--yes")
     assert done.returncode == 124
-    assert "No rank had used CPU for" in done.stdout + done.stderr
+    assert re.search(r"No rank had used CPU for [1-5]\d s", done.stdout + done.stderr)
+    assert "for -" not in done.stdout + done.stderr
+    assert "Rank 1 has already ended, with exit code 0." in done.stdout + done.stderr
     assert "longer --timeout" not in done.stdout + done.stderr
-    assert 'hang.py", line 2' in log_of("idle-2")
+    assert 'hang.py", line 3' in log_of("idle-2")
