@@ -39,7 +39,7 @@ from mlbench_cli.runs.defaults import with_defaults
 from mlbench_cli.runs.experiment_file import describes_several
 from mlbench_cli.runs.launch import check_names, is_public, local_machine
 from mlbench_cli.runs.matrix import MAX_CONFIRMED, MAX_MEMBERS
-from mlbench_cli.runs.own_command import hides_failures, trains_separately
+from mlbench_cli.runs.own_command import ends_early, hides_failures, trains_separately
 from mlbench_cli.runs.preflight import find_too_many_workers
 from mlbench_cli.runs.repeats import Repeats, repeats_in
 from mlbench_cli.runs.request import (
@@ -596,6 +596,8 @@ def _warn(specs: Sequence[RunSpec]) -> None:
         console.warn(
             "The exit code of a pipe is that of tee, so a failed training counts as completed: set -o pipefail"
         )
+    if any(ends_early(argv) for argv in {spec.argv for spec in specs if not spec.runs_task_program}):
+        console.warn("The command ends with &, and a run ends with its command: leave out the &, or add wait.")
     commands = [spec for spec in specs if spec.world_size > 1 and not spec.runs_task_program]
     if alone := [spec.name for spec in commands if trains_separately(spec.argv)]:
         console.warn(

@@ -58,6 +58,11 @@ def hides_failures(argv: Sequence[str]) -> bool:
     return any(_TEE.search(text) and not _CHECKED.search(" ".join(argv) + text) for text in _texts(argv))
 
 
+def ends_early(argv: Sequence[str]) -> bool:
+    """Whether a command, or a shell script that it names, ends with a program in the background: it waits for none."""
+    return any(_BACKGROUND.search(text) for text in _texts(argv))
+
+
 def trains_separately(argv: Sequence[str]) -> bool:
     """Whether a command, or a shell script that it names, starts torchrun for one node: each worker trains alone."""
     return any(_TORCHRUN.search(text) and not _NODES.search(text) for text in _texts(argv))

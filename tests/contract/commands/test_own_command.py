@@ -115,6 +115,10 @@ def test_a_command_may_have_several_lines_and_a_pipe_that_hides_failures_is_told
     assert "pipefail" not in done.stderr
     (project / "train.sh").write_text("false | tee log\n")
     assert "a failed training counts as completed" in mlbench("run", "tee", "1", "--command", "sh train.sh").stderr
+    (project / "run.sh").write_text("sleep 1 &\necho $! &\n")
+    assert "a run ends with its command" in mlbench("run", "early", "1", "--command", "sh run.sh").stderr
+    (project / "run.sh").write_text("sleep 1 &\nwait\n")
+    assert "a run ends with its command" not in mlbench("run", "waits", "1", "--command", "sh run.sh").stderr
 
 
 def test_torchrun_for_one_node_is_told_to_train_on_each_worker_separately(project: Path) -> None:
