@@ -273,6 +273,8 @@ def _check_and_agree(
     is_foreign = bool(choices) and not _was_started_here(str(document["id"]), spec, store)
     if is_foreign:
         agree(AuthorsProgram(frozen.source, choices, frozen.signer, frozen.code))
+    elif cluster.provider == "local" and not spec.runs_task_program:
+        _require_files(spec, frozen.code)
     _require_same_code(spec, document)
     if cluster.provider == "local":
         launch.check_local(spec, launch.local_machine())
@@ -457,6 +459,16 @@ def _require_same_code(spec: RunSpec, document: Any) -> None:
         raise _refusal(
             f"the code of the {what} has changed since",
             hint=f"Install mlbench {document.get('mlbench')}, which made the archive.",
+        )
+
+
+def _require_files(spec: RunSpec, code: Mapping[str, bytes]) -> None:
+    """Reject a command of one's own whose files are not in this folder."""
+    missing = [word for word in spec.argv if word.removeprefix("./") in code and not Path(word).exists()]
+    if missing:
+        raise _refusal(
+            f"this folder has no {one_line(missing[0], 100)}, which its command names",
+            hint=f"Change to the folder that has it; the archive has a copy in its folder {CODE_FOLDER}.",
         )
 
 

@@ -209,6 +209,20 @@ def test_a_traceback_behind_exit_code_0_is_told(project: Path) -> None:
     assert "exited with 0" not in mlbench("run", "fine", "1", "--command", "sh fine.sh").stderr
 
 
+def test_a_run_is_repeated_only_where_the_files_of_its_command_are(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (project / "train.py").write_text("print(1)\n")
+    assert run(["run", "here", "1", "--command", "python train.py"]) == 0
+    assert run(["run", "again", "--from", "here-1"]) == 0
+    (project / "elsewhere").mkdir()
+    monkeypatch.chdir(project / "elsewhere")
+    capsys.readouterr()
+    for words in (["run", "third", "--from", "here-1"], ["reproduce", "here-1", "--repeat", "2"]):
+        assert run(words) == 2
+        assert "this folder has no train.py, which its command names" in capsys.readouterr().err
+
+
 def test_how_to_report_a_metric_is_told_however_a_script_is_started(project: Path) -> None:
     (project / "train.py").write_text("print('loss 1')\n")
     (project / "train.sh").write_text("python train.py\n")
