@@ -9,8 +9,6 @@ from mlbench_cli.util.text import list_some
 
 LEGEND = "In parentheses: 95 % intervals (Student's t, on logarithms), from three runs on. Failed runs are left out."
 
-_SHOWN = ("last", "best", "mean")
-
 
 def show_repeats(found: Sequence[Repeats], *, all_metrics: bool) -> None:
     """The table of repeats on stdout, and what its intervals are on stderr; with all metrics that the programs
@@ -45,13 +43,20 @@ def show_repeats(found: Sequence[Repeats], *, all_metrics: bool) -> None:
     console.note(LEGEND)
 
 
+def _metric_cells(item: Repeats, name: str) -> list[str]:
+    """Last, best and mean of a metric; what the last values are, if they are no numbers."""
+    found, unit = item.point.metrics.get(name, {}), item.point.unit_of(name)
+    last, *others = (format_estimate(found.get(which), unit) for which in ("last", "best", "mean"))
+    return [item.point.diverged.get(name, last), *others]
+
+
 def _show_metrics(found: Sequence[Repeats]) -> None:
     """The figures of the metrics that the programs reported, a row for each."""
     rows = [
-        [item.name, name, *(format_estimate(each.get(which), item.point.unit_of(name)) for which in _SHOWN)]
+        [item.name, name, *_metric_cells(item, name)]
         for item in found
         if item.point.good
-        for name, each in item.point.metrics.items()
+        for name in dict.fromkeys((*item.point.metrics, *item.point.diverged))
     ]
     if rows:
         console.out("")

@@ -37,6 +37,7 @@ from mlbench_cli.results.analysis.figures import (
     Figure,
     figures,
     outcome_of,
+    program_metrics,
 )
 from mlbench_cli.results.analysis.numbers import SAMPLES_PER_SECOND
 from mlbench_cli.results.analysis.published import PublishedSeries
@@ -53,7 +54,8 @@ from task_images.contract import ALL_CATEGORIES
 @dataclass(frozen=True)
 class Measurement:
     """One run: its numbers (figures.py), and what it may be compared with. `title` names the task, or the experiment
-    and the command; `metric` is the goal's, empty without a goal; `summary` says how the run ended."""
+    and the command; `metric` is the goal's, empty without a goal; `summary` says how the run ended;
+    `diverged` has the metrics whose last value is "nan", "inf" or "-inf"."""
 
     name: str
     source: str
@@ -66,6 +68,7 @@ class Measurement:
     metric: str = ""
     title: Title | None = None
     summary: str = ""
+    diverged: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def whole_run(self) -> bool:
@@ -173,6 +176,17 @@ class Point:
             for name in names
         }
         return {name: found for name, found in each.items() if found}
+
+    @property
+    def diverged(self) -> dict[str, str]:
+        """The last values that are no numbers, by metric: "nan", or of repeats "nan in 1 of 3 runs"."""
+        names = dict.fromkeys(name for run in self.shown for name in run.diverged)
+        lasts = {name: [run.diverged[name] for run in self.shown if name in run.diverged] for name in names}
+        total = len(self.shown)
+        return {
+            name: " and ".join(dict.fromkeys(found)) + (f" in {len(found)} of {total} runs" if total > 1 else "")
+            for name, found in lasts.items()
+        }
 
     def unit_of(self, name: str) -> str:
         """The unit of a metric that the programs reported."""
@@ -358,6 +372,7 @@ def measure(archive: Archive) -> Measurement:
         metric=str(result["goal"]["metric"]) if result["goal"] else "",
         title=title_of(archive),
         summary=str(result["summary"]),
+        diverged={name: found.last for name, found in program_metrics(archive).items() if isinstance(found.last, str)},
     )
 
 

@@ -295,15 +295,16 @@ def _plot(place: Place, top: float) -> Facts | None:
 def _metrics(places: Sequence[Place], changes: Mapping[int, Mapping[str, Row]], job: Job) -> Iterator[Facts]:
     """The metrics that the programs reported, by metric and configuration, with the last value against the baseline."""
     good = [place for place in places if place.point.good]
-    for name in dict.fromkeys(name for place in good for name in place.point.metrics):
+    for name in dict.fromkeys(name for place in good for name in (*place.point.metrics, *place.point.diverged)):
         for place in good:
-            if name in place.point.metrics:
+            if name in place.point.metrics or name in place.point.diverged:
                 row = changes.get(id(place), {}).get(name)
                 yield {
                     "name": name,
                     "where": job.name_of(place.group, place.point),
                     "unit": place.point.unit_of(name),
-                    **place.point.metrics[name],
+                    **place.point.metrics.get(name, {}),
+                    "diverged": place.point.diverged.get(name, ""),
                     "change": row.words if row else "",
                 }
 

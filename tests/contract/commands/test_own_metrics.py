@@ -92,6 +92,29 @@ def test_every_reported_metric_is_a_figure_everywhere(capsys: Captured) -> None:
     assert {(row["preset"], row["network"], row["method"]) for row in points} == {("custom", "", "")}
 
 
+def test_a_metric_that_diverged_is_no_empty_cell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    monkeypatch.setenv("MLBENCH_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(
+        "import os\nfrom mlbench import emit\nemit('metric', name='loss', value=1.5)\n"
+        "if os.environ['MLBENCH_SEED'] == '42': emit('metric', name='loss', value=float('nan'))\n"
+        "emit('metric', name='perplexity', value=float('inf'))\n"
+    )
+    assert run(["run", "far", "1", "--command", "python train.py", "--repeat", "2", "--share-machine"]) == 0
+    rows = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert "far-1 loss nan in 1 of 2 runs 1.50 1.50" in rows
+    assert "far-1 perplexity inf in 2 of 2 runs – –" in rows
+    for form in ("md", "html"):
+        assert run(["report", f"far.{form}", "far"]) == 0
+        page = Path(f"far.{form}").read_text()
+        assert "nan in 1 of 2 runs" in page
+        assert "inf in 2 of 2 runs" in page
+    assert run(["report", "one.md", "far-1-r1"]) == 0
+    assert "| loss | 1 worker | nan | 1.50 | 1.50 |" in Path("one.md").read_text()
+
+
 def test_a_metric_keeps_its_unit_and_is_told_from_figures_of_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
