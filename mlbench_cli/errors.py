@@ -25,13 +25,12 @@ Every error says what happened, why, and in `hint` which command to run next.
 
 from __future__ import annotations
 
+import difflib
 import errno
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from pathlib import Path
+from typing import Any
 
 
 class Explanation(BaseException):
@@ -219,8 +218,6 @@ def explain_stop(stopped: BaseException, message: str, hint: str | None = None) 
 
 def did_you_mean(word: str, known: list[str] | tuple[str, ...]) -> str:
     """' Did you mean "x"?' for the known word nearest to `word`, or an empty string."""
-    import difflib
-
     plain = {name.lower(): name for name in known}
     near = difflib.get_close_matches(word.lower(), plain, n=1, cutoff=0.5 if len(word) < 4 else 0.6)
     return f' Did you mean "{plain[near[0]]}"?' if near else ""

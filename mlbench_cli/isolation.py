@@ -90,7 +90,7 @@ def rank_command(argv: Sequence[str], environ: Mapping[str, str], task_path: str
 
 def run_module(packages: str, module: str, arguments: Sequence[str]) -> None:
     """Become `python -m MODULE ARGUMENT...`, with the project's packages from where this file is."""
-    import runpy
+    import runpy  # which no interpreter has loaded
 
     # At the end, for processes that a rank may start: they have its sys.path, but not its finder.
     sys.path += [*_entries(packages), ROOT]

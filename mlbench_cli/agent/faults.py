@@ -21,15 +21,13 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from mlbench_cli.agent import machine, processes
+from mlbench_cli.agent.network.shaped import ShapedNetwork
 from mlbench_cli.agent.wire import carry_out
 from mlbench_cli.model.faults import Fault, FaultKind, Policy, parse_faults
 from mlbench_cli.util.files import write_atomically
-
-if TYPE_CHECKING:
-    from mlbench_cli.agent.network.shaped import ShapedNetwork
 
 
 class Rank(Protocol):

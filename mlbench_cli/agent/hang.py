@@ -58,7 +58,7 @@ class IdleWatch:
 
 def print_stacks(ranks: Mapping[int, int], folder: str) -> bool:
     """Have all Python processes of the ranks (number -> process) print their stacks; whether any could."""
-    import shutil  # both only for py-spy; at the top they would delay all ranks by 5 ms
+    import shutil  # both only for py-spy; at the top they would delay all local ranks by 3 ms
     import subprocess
 
     children = processes.process_tree()

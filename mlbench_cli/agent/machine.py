@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import os
 import re
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -23,8 +25,6 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 def prctl(option: int, value: int) -> None:
     """Call prctl(2). Does nothing on other systems than Linux, which rely on process groups alone."""
     if sys.platform == "linux":
-        import ctypes
-
         ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
 
 
@@ -61,8 +61,6 @@ def start_guard(work: Callable[[int], None]) -> int:
 
 def free_port() -> int:
     """A free port below the system's range for outgoing connections."""
-    import socket
-
     lowest, highest = 15000, 32768
     with (
         contextlib.suppress(OSError, ValueError),

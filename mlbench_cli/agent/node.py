@@ -12,6 +12,7 @@ start their ranks. From then on the end of any of them ends the run everywhere. 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import re
@@ -21,10 +22,11 @@ import socket
 import stat
 import subprocess
 import sys
+import tarfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 from mlbench_cli.agent import courier, load, machine, rendezvous
 from mlbench_cli.agent.agent import GRACE, STALL_SECONDS, Agent, Rank
@@ -38,9 +40,6 @@ from mlbench_cli.agent.processes import end_overdue, kill_processes, last_line
 from mlbench_cli.agent.rendezvous import RankLink
 from mlbench_cli.agent.wire import carry_out
 from mlbench_cli.util.files import allow_open_files, let_read, replace_file, touch, write_atomically
-
-if TYPE_CHECKING:
-    import tarfile
 
 BEAT_SECONDS = 5.0
 BUSY_SECONDS = 10.0  # for which a run that is just ending may keep a machine; then it is busy
@@ -533,8 +532,6 @@ class NodeAgent(Agent):
 
     def _pack(self) -> None:
         """Output and samples as one archive, and the digests of archive and logs: what a client fetches is these."""
-        import tarfile  # needed only at the end; at the top it would delay the ranks
-
         if self._is_deleted():
             return
         path = f"{self.folder}/.state/archive.tar"
@@ -627,8 +624,6 @@ def add_files(archive: tarfile.TarFile, target: BinaryIO, folder: str, names: It
 
 def digest(path: str) -> Mapping[str, Any]:
     """Size in bytes and SHA-256 of a file."""
-    import hashlib
-
     sha, size = hashlib.sha256(), 0
     with open(path, "rb") as file:
         while piece := file.read(BLOCK):

@@ -20,13 +20,10 @@ import random
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from mlbench_cli.errors import NotFoundError, UsageError, did_you_mean
 from mlbench_cli.model.network import NetworkShape, parse_network
-
-if TYPE_CHECKING:
-    from mlbench_cli.model.spec import RunSpec
 
 try:
     from enum import StrEnum
@@ -348,13 +345,6 @@ def _stream(item: Item, generator: random.Random, ranks: int, workers: int) -> I
 
 def _time(seconds: float) -> str:
     return f"{seconds:.10g}s"
-
-
-def plan_of(spec: RunSpec) -> Iterator[Fault]:
-    """The plan of a run; none without a script."""
-    if spec.faults is None:
-        return iter(())
-    return parse_faults(spec.faults).plan(spec.seed, spec.world_size, spec.workers)
 
 
 def best_interval(checkpoint: float, mtbf: float) -> float:

@@ -44,7 +44,7 @@ from msgspec import Struct
 
 from mlbench_cli.agent.load import PRELOAD
 from mlbench_cli.errors import UsageError
-from mlbench_cli.model.faults import FaultKind, Policy, plan_of
+from mlbench_cli.model.faults import FaultKind, Policy, parse_faults
 from mlbench_cli.model.goals import is_finite_number
 from mlbench_cli.model.network import MODELED, NOT_SHAPED, find_deviations, is_modeled, parse_network
 from mlbench_cli.model.run import Finding
@@ -663,7 +663,9 @@ def find_fault_contradictions(spec: RunSpec, record: Mapping[str, Any] | None) -
         yield "its ranks were started again, against its policy"
     events = _rows(record.get("events"), MAX_EVENTS)
     try:
-        plan = [fault.to_dict() for fault in islice(plan_of(spec), len(events))]
+        script = None if spec.faults is None else parse_faults(spec.faults)
+        faults = script.plan(spec.seed, spec.world_size, spec.workers) if script else ()
+        plan = [fault.to_dict() for fault in islice(faults, len(events))]
     except UsageError as error:
         yield f"its fault script cannot be read: {error.message}"
         return
