@@ -9,6 +9,7 @@ import select
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
@@ -37,8 +38,6 @@ def run(argv: Sequence[str], dispatch: Callable[[Sequence[str]], int]) -> int:
             if isinstance(error, BrokenPipeError) and _discard_output():
                 return EXIT_PIPE
             if os.environ.get("MLBENCH_DEBUG"):
-                import traceback
-
                 traceback.print_exc()
             return _report(_explain(error), as_json=_wants_json(argv))
 

@@ -227,8 +227,6 @@ def check_rights(access: Access) -> list[Right]:
 
 def find_api(api: Any, group: str) -> str | None:
     """The path of a group of the cluster's API, in the version that the server prefers; None without the group."""
-    from mlbench_cli.kube.api import AccessDenied, ObjectNotFound
-
     try:
         return f"/apis/{api.get(f'/apis/{group}')['preferredVersion']['groupVersion']}"
     except (AccessDenied, ObjectNotFound):

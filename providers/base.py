@@ -9,6 +9,7 @@ docs/development/new-cloud.md makes one. The life cycle prevents leaks, provided
 * raises TransientError for errors that a retry may cure, another MlbenchError with the cloud's own words for the rest.
 """
 
+import ipaddress
 import os
 import re
 from abc import ABC, abstractmethod
@@ -19,11 +20,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 from mlbench_cli.errors import CredentialError, DeadlineError, MlbenchError, UnreachableError, UsageError
 from mlbench_cli.model.cluster_details import ClusterDetails
 from mlbench_cli.model.run import Cluster
+from providers.doctor import Check
+from providers.workloads import OrphanedResource, WorkloadObject
 
 if TYPE_CHECKING:
-    from mlbench_cli.kube.access import Access
-    from providers.doctor import Check
-    from providers.workloads import OrphanedResource, WorkloadObject
+    from mlbench_cli.kube.access import Access  # loads 15 modules, which `mlbench status` does not need
 
 
 # Names of our ownership tags (labels). Values are lower case letters, digits, "-" and "_": all clouds accept those.
@@ -259,7 +260,7 @@ class Provider(ABC):
         """The account that today's credentials select, if they do, in which names are unique and which pays."""
         return None
 
-    def check_account(self, project: str | None, location: str | None) -> "Iterator[Check]":
+    def check_account(self, project: str | None, location: str | None) -> Iterator[Check]:
         """Whether a cluster can be created: credentials, rights, APIs, quotas, versions, prices. Reads only."""
         raise self._lacks("account to check")
 
@@ -320,12 +321,12 @@ class Provider(ABC):
 
     # --- what workloads leave in the cloud
 
-    def list_orphans(self, cluster: Cluster, objects: "Sequence[WorkloadObject]") -> "list[OrphanedResource]":
+    def list_orphans(self, cluster: Cluster, objects: Sequence[WorkloadObject]) -> list[OrphanedResource]:
         """Load balancers and disks that still exist outside of the cluster. Raises MlbenchError if the cloud cannot be
         asked."""
         return []
 
-    def orphan_command(self, cluster: Cluster, item: "WorkloadObject | None") -> str:
+    def orphan_command(self, cluster: Cluster, item: WorkloadObject | None) -> str:
         """The command that finds and deletes the resource of `item`, or any leftovers of the cluster."""
         raise self._lacks("resources outside of the cluster")
 
@@ -509,8 +510,6 @@ def check_ranges(ranges: Sequence[str], *, is_public: bool) -> None:
 
     Source: EKS's InvalidParameterException for reserved ranges, and az's own check: Azure/azure-cli-extensions 1764.
     """
-    import ipaddress
-
     for item in ranges:
         try:
             if ipaddress.IPv4Network(item).is_global or not is_public:

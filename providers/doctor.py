@@ -1,6 +1,7 @@
 """Checks of a cloud before anything is created in it: `mlbench doctor PROVIDER`. Reads only, each with a deadline."""
 
 import json
+import shutil
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
@@ -133,8 +134,6 @@ def check_library(checklist: Checklist, package: str, floor: str, extra: str) ->
 
 def check_program(checklist: Checklist, name: str, use: str) -> Check:
     """Look for a program that only hints mention: mlbench does not run it."""
-    import shutil
-
     path = shutil.which(name)
     found, hint = (path, None) if path else ("not on PATH", f"Not needed by mlbench; {use}.")
     return checklist.result(name, found, hint, missing=path is None, optional=True)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
+from mlbench_cli.config.extras import load_library
 from mlbench_cli.engines.base import LOG_GAP
 from mlbench_cli.errors import CleanupError, DamagedArchive, DeadlineError, NotFoundError, UsageError
 from mlbench_cli.model.goals import Goal
@@ -387,11 +388,9 @@ class Runs(list[RunHandle]):
 
     def to_pandas(self) -> "pandas.DataFrame":
         """One row per run: as in `mlbench status -o json`, then its figures. Raises UsageError without pandas."""
-        from mlbench_cli.results.analysis.tables import load_library
-
         rows = []
         for run in self:
             told = run.describe()
             rows.append(told | {name: value for name, value in run.figures().items() if name not in told})
-        frame: pandas.DataFrame = load_library("pandas").DataFrame(rows)
+        frame: pandas.DataFrame = load_library("pandas", "tables").DataFrame(rows)
         return frame

@@ -1,12 +1,32 @@
-"""The name of the distribution, and the command that installs one of its extras."""
+"""Libraries that are loaded when they are needed, because they are large or come with an extra of the distribution."""
 
 import json
 import os
 import sys
+from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
+from typing import Any
+
+from mlbench_cli.errors import UsageError
 
 # The name on the package index. The command, the packages and the state folder are named "mlbench".
 DISTRIBUTION = "mlbench-cli"
+
+
+def load_library(name: str, extra: str, details: Mapping[str, Any] | None = None) -> Any:
+    """A module of a library that is too large to be imported by every command, or comes with `extra`.
+
+    Raises UsageError (with `details`) that names the module and the command that installs it. All other modules are
+    imported at the top of a file.
+    """
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        problem = f"This needs the Python module {error.name}, which is not installed."
+    except ImportError as error:
+        problem = f"The Python module {name} cannot be imported: {error}."
+    raise UsageError(problem, hint=install_hint(extra), details=details)
 
 
 def install_hint(extra: str, *, upgrade: bool = False) -> str:

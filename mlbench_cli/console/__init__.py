@@ -11,8 +11,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, NamedTuple, TextIO, TypeVar
+from typing import Any, NamedTuple, TextIO, TypeVar
 
+from mlbench_cli.console import prompts
+from mlbench_cli.console.terminal import LiveLine, print_table
 from mlbench_cli.errors import Explanation, Interrupted, Stopped, UsageError
 from mlbench_cli.util.text import Option as Option
 from mlbench_cli.util.text import ago as ago
@@ -27,9 +29,6 @@ from mlbench_cli.util.text import rough_duration as rough_duration
 from mlbench_cli.util.text import significant as significant
 from mlbench_cli.util.text import size as size
 from mlbench_cli.util.text import wrap as wrap_text
-
-if TYPE_CHECKING:
-    from mlbench_cli.console.terminal import LiveLine
 
 SCHEMA_VERSION = 1
 DEFAULT_WIDTH = 80
@@ -84,8 +83,6 @@ def out_table(
     if _is_dumb():
         out(format_table(headers, rows, width=width, droppable=droppable, wrap=wrap), raw=True)
         return
-    from mlbench_cli.console.terminal import print_table
-
     layout = _lay_out(headers, rows, width, droppable, wrap)
     sys.stdout.flush()
     print_table(sys.stdout, width, layout.headers, layout.rows, layout.widths, layout.numeric, wrap=wrap)
@@ -299,10 +296,8 @@ class ProgressLine:
             self._live.close()
             self._live = None
 
-    def _open(self) -> "LiveLine":
+    def _open(self) -> LiveLine:
         if self._live is None:
-            from mlbench_cli.console.terminal import LiveLine
-
             self._live = LiveLine(self._stream, lambda: terminal_width(self._stream))
         return self._live
 
@@ -407,7 +402,6 @@ def choose(title: str, options: Sequence[Option], default: int, *, back: bool = 
     Back for Esc if `back` is set."""
     if not _has_keys():
         return _choose_by_number(title, options, default)
-    from mlbench_cli.console import prompts
 
     def measure() -> tuple[int, int]:
         return terminal_width(sys.stderr), terminal_height(sys.stderr)
@@ -435,8 +429,6 @@ def _read_line(question: str, back: bool) -> str:
     if above:
         note("\n".join(above))
     if _has_keys():
-        from mlbench_cli.console import prompts
-
         line = prompts.edit_line(last, lambda: terminal_width(sys.stderr), back)
         if line is None:
             raise Back

@@ -16,10 +16,9 @@ import time
 import tty
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
-from rich.text import Text
-
-from mlbench_cli.console.terminal import ERASE, console_on
+from mlbench_cli.console.terminal import ERASE, console_on, load_rich
 from mlbench_cli.util import text
 from mlbench_cli.util.text import Option
 
@@ -261,17 +260,17 @@ class _Menu:
         up = f"\x1b[{len(lines) - 1}A" if len(lines) > 1 else ""
         _put(f"\r{ERASE}{capture.get()}{up}\r")
 
-    def _lines(self, width: int, rows: int) -> list[Text]:
+    def _lines(self, width: int, rows: int) -> list[Any]:
         found = self.shown
         count = max(3, min(len(found), rows - 3))
         first = max(0, min(found.index(self.chosen) - count // 2, len(found) - count)) if found else 0
         hint = "arrow keys or letters, then Enter" + ("; Esc: back" if self.back else "")
         hint = f'nothing matches "{self.typed}"' if self.is_lost else self.typed or hint
-        title = Text(text.cut(f"{self.title}: {hint}", width))
+        title = load_rich().text.Text(text.cut(f"{self.title}: {hint}", width))
         title.stylize("bold", 0, len(self.title) + 1)
         return [title, *(self._line(number, width) for number in found[first : first + count])]
 
-    def _line(self, number: int, width: int) -> Text:
+    def _line(self, number: int, width: int) -> Any:
         option, is_chosen = self.options[number], number == self.chosen
         names, warnings = (
             max(text.display_width(value) for value in values)
@@ -281,7 +280,7 @@ class _Menu:
         warning = option.warning + " " * (warnings - text.display_width(option.warning) + 2 * bool(warnings))
         default = "(default) " if number == self.default and len(self.options) > 1 else ""
         line = f"{'>' if is_chosen else ' '} {name}{warning}{default}{option.note}".rstrip()
-        painted = Text(text.cut(text.clean(line), width))
+        painted = load_rich().text.Text(text.cut(text.clean(line), width))
         if is_chosen:
             painted.stylize("bold cyan", 0, 2 + names)
         painted.stylize("yellow", 4 + names, 4 + names + warnings)

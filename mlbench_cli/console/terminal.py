@@ -1,19 +1,13 @@
-"""Output for terminals, drawn by rich: tables, and one live line that survives resizing.
-
-Imported only for terminals, because importing rich takes longer than most commands.
-"""
+"""Output for terminals, drawn by rich: tables, and one live line that survives resizing."""
 
 import os
 import signal
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import cache
 from types import FrameType
 from typing import Any, TextIO
-
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from mlbench_cli.util import text
 
@@ -27,9 +21,19 @@ CELL_STYLES = {
 ERASE = "\x1b[J"
 
 
-def console_on(stream: TextIO, width: int) -> Console:
-    """A rich console without markup that respects NO_COLOR and TERM."""
-    return Console(
+@cache
+def load_rich() -> Any:
+    """rich, only for terminals: importing it takes as long as `mlbench --version`."""
+    import rich.console
+    import rich.table
+    import rich.text
+
+    return rich
+
+
+def console_on(stream: TextIO, width: int) -> Any:
+    """A console of rich without markup that respects NO_COLOR and TERM."""
+    return load_rich().console.Console(
         file=stream, width=width, force_terminal=True, markup=False, highlight=False, emoji=False, legacy_windows=False
     )
 
@@ -45,11 +49,12 @@ def print_table(
     wrap: bool = False,
 ) -> None:
     """Print cells in columns of the given widths, two spaces apart; longer cells are cut, the last may wrap."""
-    table = Table(box=None, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    rich = load_rich()
+    table = rich.table.Table(box=None, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for index, header in enumerate(headers):
         last = index == len(headers) - 1
         table.add_column(
-            Text(header),
+            rich.text.Text(header),
             width=None if last else widths[index],  # rich before 15 adds the gap to it, too
             max_width=widths[index],
             justify="right" if numeric[index] else "left",
@@ -57,7 +62,7 @@ def print_table(
             overflow="fold" if wrap and last else "ellipsis",
         )
     for row in rows:
-        table.add_row(*(Text(cell, style=CELL_STYLES.get(cell, "")) for cell in row))
+        table.add_row(*(rich.text.Text(cell, style=CELL_STYLES.get(cell, "")) for cell in row))
     console_on(stream, max(width, sum(widths) + 2 * len(widths))).print(table, soft_wrap=False)
 
 
@@ -107,13 +112,13 @@ class LiveLine:
             self._write("\r" + ERASE + self._paint(shown[0], width) + "\r")
 
     def _paint(self, line: str, width: int) -> str:
-        painted = Text(line, no_wrap=True, overflow="crop", end="")
+        painted = load_rich().text.Text(line, no_wrap=True, overflow="crop", end="")
         painted.highlight_regex(r"^[^ ]+:", "bold")
         painted.highlight_regex(r"[^,]* left(?= \[|$)|almost done(?= \[|$)", "cyan")
         console = console_on(self._stream, width)
         with console.capture() as capture:
             console.print(painted, end="", soft_wrap=True)
-        return capture.get()
+        return str(capture.get())
 
     def _watch_size(self) -> None:
         if self._watches or threading.current_thread() is not threading.main_thread():

@@ -7,17 +7,14 @@ import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit
 
 from mlbench_cli.errors import CredentialError, UsageError
 from mlbench_cli.kube.api import Api
 from mlbench_cli.kube.credentials import Credential, CredentialSource, PrivateFile
 from mlbench_cli.kube.kubeconfig import impersonation_headers, open_context
-from mlbench_cli.kube.official import import_official_client
-
-if TYPE_CHECKING:
-    from kubernetes.client import Configuration
+from mlbench_cli.kube.official import official
 
 POOL_SIZE = 64  # open connections: as many as logs are followed in parallel
 # Trusted certificates of this system, if OpenSSL's default file is missing.
@@ -52,7 +49,7 @@ class Access:
 
         Raises CredentialError for certificates that cannot be read.
         """
-        import_official_client()
+        official()
         if self.server.startswith("https://"):
             self._check_certificates()
         return Api(self, retry_seconds)
@@ -86,12 +83,12 @@ class Access:
         """Headers of all requests: who an administrator acts as."""
         return impersonation_headers(self.impersonation)
 
-    def configuration(self) -> "Configuration":
-        """The configuration for the official client, with our settings for connections and retries.
+    def configuration(self) -> Any:
+        """The kubernetes.client.Configuration, with our settings for connections and retries.
 
         The credential is refreshed before each request (`refresh_api_key_hook`). Raises CredentialError if that fails.
         """
-        settings = import_official_client().Configuration(
+        settings = official().kubernetes.client.Configuration(
             retries=False,
             verify_ssl=self.verify,
             tls_server_name=self.server_name,
@@ -202,10 +199,8 @@ def _proxy_settings(proxy: str | None, server: str) -> dict[str, object]:
     parts = urlsplit(proxy)
     found: dict[str, Any] = {"proxy": proxy, "no_proxy": ""}
     if parts.username:
-        import urllib3
-
         words = f"{parts.username}:{parts.password or ''}"
-        found["proxy_headers"] = urllib3.util.make_headers(proxy_basic_auth=words)
+        found["proxy_headers"] = official().urllib3.util.make_headers(proxy_basic_auth=words)
     return found
 
 

@@ -27,10 +27,10 @@ from mlbench_cli.errors import (
     UsageError,
 )
 from mlbench_cli.kube.credentials import CredentialSource
-from mlbench_cli.kube.official import call_with_deadline
+from mlbench_cli.kube.official import call_with_deadline, official
 from mlbench_cli.kube.tls import create_context, explain_connection_failure
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # types of optional libraries
     import urllib3
     import websocket
 
@@ -201,14 +201,12 @@ class Api:
 
         Raises ApiError or a subclass.
         """
-        import urllib3
-
         backoff = _Backoff(self._retry_seconds if retry_seconds is None else retry_seconds)
         while True:
             try:
                 answer = self._send(method, _url(path, params), body, content_type, READ_SECONDS)
                 content = answer.data
-            except urllib3.exceptions.HTTPError as error:
+            except official().urllib3.exceptions.HTTPError as error:
                 if not backoff.wait():
                     raise self._unreachable(error, path) from None
                 continue
@@ -228,35 +226,31 @@ class Api:
 
         Raises ApiError if the server rejects it or cannot be reached.
         """
-        import urllib3
-
         try:
             answer = self._send("GET", _url(path, params), None, None, read_seconds)
             if answer.status < 300:
                 return answer
             content = answer.data
-        except urllib3.exceptions.HTTPError as error:
+        except official().urllib3.exceptions.HTTPError as error:
             raise self._unreachable(error, path) from None
         raise error_of(answer.status, content, f"GET {path}", _seconds(answer.headers.get("Retry-After")))
 
     def open_websocket(self, path: str, query: list[tuple[str, str]], protocols: list[str]) -> "websocket.WebSocket":
         """A connected websocket. Raises ApiError."""
-        import websocket
-        from kubernetes.stream import ws_client
-
+        libraries = official()
         for renewed in (False, True):
             configuration, authorization = self._authenticate()
             headers = [("sec-websocket-protocol", ",".join(protocols)), *self._endpoint.headers]
             if authorization:
                 headers.append(("authorization", authorization))
-            address = ws_client.get_websocket_url(self._endpoint.server + path, query)
+            address = libraries.kubernetes.stream.ws_client.get_websocket_url(self._endpoint.server + path, query)
             try:
                 return _connect_websocket(configuration, address, headers)
-            except websocket.WebSocketBadStatusException as error:
+            except libraries.websocket.WebSocketBadStatusException as error:
                 if error.status_code == 401 and not renewed and self._discard(authorization, configuration.cert_file):
                     continue
                 raise error_of(error.status_code, error.resp_body or b"", f"GET {path}") from None
-            except (websocket.WebSocketException, OSError) as error:
+            except (libraries.websocket.WebSocketException, OSError) as error:
                 raise self._unreachable(error, path) from None
         raise AssertionError("not reached")
 
@@ -269,10 +263,8 @@ class Api:
 
         Raises urllib3's HTTPError for connections that fail.
         """
-        import urllib3
-        from kubernetes.client.exceptions import ApiException
-
-        headers = urllib3.HTTPHeaderDict({"Accept": "application/json", "User-Agent": "mlbench"})
+        libraries = official()
+        headers = libraries.urllib3.HTTPHeaderDict({"Accept": "application/json", "User-Agent": "mlbench"})
         for name, value in self._endpoint.headers:
             headers.add(name, value)
         if body is not None and content_type is not None:
@@ -294,10 +286,10 @@ class Api:
                     )
                     .response
                 )
-            except ApiException as error:  # TLS errors, e.g. an expired client certificate
+            except libraries.kubernetes.client.ApiException as error:  # TLS errors, e.g. an expired client certificate
                 if not renewed and self._discard(None, certificate):
                     continue
-                raise urllib3.exceptions.SSLError(str(error.reason).replace("SSLError\n", "")) from None
+                raise libraries.urllib3.exceptions.SSLError(str(error.reason).replace("SSLError\n", "")) from None
             if answer.status != 401 or renewed or not self._discard(authorization, certificate):
                 return answer
             answer.drain_conn()
@@ -313,14 +305,12 @@ class Api:
 
     def _client(self, configuration: Any, certificate: str | None) -> Any:
         """The connection pool for a client certificate; connections cannot switch certificates."""
-        import urllib3
-        from kubernetes.client.rest import RESTClientObject
-
+        libraries = official()
         with self._lock:
             if certificate not in self._clients:
                 if not configuration.verify_ssl:  # as the kubeconfig asks for; else urllib3 warns at each request
-                    urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)
-                client = RESTClientObject(configuration)
+                    libraries.urllib3.disable_warnings(libraries.urllib3.exceptions.InsecureRequestWarning)
+                client = libraries.kubernetes.client.rest.RESTClientObject(configuration)
                 client.pool_manager.connection_pool_kw["ssl_context"] = create_context(configuration)
                 self._clients[certificate] = client
             return self._clients[certificate]
@@ -356,11 +346,9 @@ class Api:
 
     def _answers(self) -> bool:
         """Whether the API server answers a request that it does not forward, with any status."""
-        import urllib3
-
         try:
             self._send("GET", "/version", None, None, VERSION_SECONDS).drain_conn()
-        except (urllib3.exceptions.HTTPError, MlbenchError):
+        except (official().urllib3.exceptions.HTTPError, MlbenchError):
             return False
         return True
 
@@ -430,8 +418,6 @@ def _shut_down(connection: "websocket.WebSocket") -> None:
 def _connect_websocket(configuration: Any, url: str, headers: Sequence[tuple[str, str]]) -> "websocket.WebSocket":
     """Open a websocket with timeouts. The official client's function waits forever for a silent server, and sends no
     headers but the login."""
-    import websocket
-
     tls: dict[str, Any] = {"cert_reqs": ssl.CERT_NONE}
     if url.startswith("wss://") and configuration.verify_ssl:
         tls = {"cert_reqs": ssl.CERT_REQUIRED, "ca_certs": configuration.ssl_ca_cert}
@@ -455,7 +441,7 @@ def _connect_websocket(configuration: Any, url: str, headers: Sequence[tuple[str
         options["http_proxy_auth"] = (unquote(proxy.username), unquote(proxy.password or ""))
 
     def connect() -> "websocket.WebSocket":
-        connection = websocket.WebSocket(sslopt=tls, skip_utf8_validation=False)
+        connection: websocket.WebSocket = official().websocket.WebSocket(sslopt=tls, skip_utf8_validation=False)
         connection.connect(url, **options)  # type: ignore[no-untyped-call]
         return connection
 

@@ -11,18 +11,15 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
 
 from mlbench_cli.errors import NotFoundError, UsageError, did_you_mean
 from mlbench_cli.kube.credentials import CredentialSource, private_folder
 from mlbench_cli.kube.logins import find_credentials, is_in_pod, load_service_account
-from mlbench_cli.kube.official import import_official_client
+from mlbench_cli.kube.official import official
 from mlbench_cli.util.files import read_regular
 from mlbench_cli.util.yaml_text import read_yaml
-
-if TYPE_CHECKING:
-    from kubernetes.client import Configuration
 
 SECTIONS = {"clusters": "cluster", "users": "user", "contexts": "context"}
 # Keys that client-go reads. Others in "users" and "clusters" may change who one is or whom one trusts: refused.
@@ -45,7 +42,7 @@ PATHS = ("certificate-authority", "client-certificate", "client-key", "tokenFile
 class OpenedContext:
     """A context loaded by the official client, without its login: `credentials` is asked when needed."""
 
-    configuration: "Configuration"
+    configuration: Any  # a kubernetes.client.Configuration
     namespace: str
     credentials: CredentialSource | None
     impersonation: Mapping[str, Any] = field(default_factory=dict)  # the keys "as", "as-groups" and so on
@@ -118,24 +115,21 @@ def uses_service_account(path: str | Path | None) -> bool:
 
 def _load(
     name: str, context: Mapping[str, Any], cluster: Mapping[str, Any], user: Mapping[str, Any], folder: str
-) -> "Configuration":
+) -> Any:
     """The official client's configuration for one context, with only fixed client certificates of the user."""
-    import_official_client()
-    from kubernetes.client import Configuration
-    from kubernetes.config import ConfigException, load_kube_config_from_dict
-
+    kubernetes = official().kubernetes
     document = {
         "current-context": name,
         "contexts": [{"name": name, "context": {**context, "user": name}}],
         "clusters": [{"name": context["cluster"], "cluster": cluster}],
         "users": [{"name": name, "user": {key: user[key] for key in user if key.startswith("client-")}}],
     }
-    configuration = Configuration(proxy="")  # the environment is read again for each client
+    configuration = kubernetes.client.Configuration(proxy="")  # the environment is read again for each client
     try:
-        load_kube_config_from_dict(
+        kubernetes.config.load_kube_config_from_dict(
             document, client_configuration=configuration, persist_config=False, temp_file_path=folder
         )
-    except (ConfigException, OSError, TypeError, AttributeError) as error:
+    except (kubernetes.config.ConfigException, OSError, TypeError, AttributeError) as error:
         raise UsageError(
             f'The context "{name}" of the kubeconfig cannot be used: {error}.', hint=f"kubectl --context {name} version"
         ) from None

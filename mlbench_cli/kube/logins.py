@@ -16,15 +16,12 @@ import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 from mlbench_cli.errors import CredentialError, UsageError
 from mlbench_cli.kube.credentials import Credential, CredentialSource, private_folder
-from mlbench_cli.kube.official import call_with_deadline, import_official_client
+from mlbench_cli.kube.official import call_with_deadline, official
 from mlbench_cli.util.files import read_regular
-
-if TYPE_CHECKING:
-    from kubernetes.client import Configuration
 
 PLUGIN_SECONDS = 60.0
 PERSON_SECONDS = 600.0  # for a person to open a page and to enter a code
@@ -80,19 +77,17 @@ def is_in_pod() -> bool:
     return bool(os.environ.get("KUBERNETES_SERVICE_HOST")) and (SERVICE_ACCOUNT / "token").is_file()
 
 
-def load_service_account() -> tuple["Configuration", str, CredentialSource]:
-    """Settings, namespace and credentials of the pod that this process runs in. Raises CredentialError."""
-    import_official_client()
-    from kubernetes.client import Configuration
-    from kubernetes.config import ConfigException
-    from kubernetes.config.incluster_config import InClusterConfigLoader
-
-    configuration = Configuration(proxy="")
+def load_service_account() -> tuple[Any, str, CredentialSource]:
+    """The kubernetes.client.Configuration, namespace and credentials of the pod that this process runs in. Raises
+    CredentialError."""
+    kubernetes = official().kubernetes
+    configuration = kubernetes.client.Configuration(proxy="")
     token, ca, namespace = (SERVICE_ACCOUNT / name for name in ("token", "ca.crt", "namespace"))
     try:
-        InClusterConfigLoader(token_filename=str(token), cert_filename=str(ca)).load_and_set(configuration)
+        loader = kubernetes.config.incluster_config.InClusterConfigLoader
+        loader(token_filename=str(token), cert_filename=str(ca)).load_and_set(configuration)
         name = namespace.read_text().strip()
-    except (ConfigException, OSError) as error:
+    except (kubernetes.config.ConfigException, OSError) as error:
         raise CredentialError(
             f"The service account of this pod cannot be used: {error}", hint="Set KUBECONFIG to use another one."
         ) from None
@@ -102,14 +97,14 @@ def load_service_account() -> tuple["Configuration", str, CredentialSource]:
 def _load_openid_token(context: str, files: Sequence[Path]) -> Credential:
     """The official client renews the token and writes it to the kubeconfig, because refresh tokens may be single-
     use."""
-    import_official_client()
-    from kubernetes.client import Configuration
-    from kubernetes.config import load_kube_config
+    kubernetes = official().kubernetes
 
     def load() -> str:
-        configuration = Configuration()
+        configuration = kubernetes.client.Configuration()
         with private_folder() as folder:
-            load_kube_config(os.pathsep.join(map(str, files)), context, configuration, temp_file_path=folder)
+            kubernetes.config.load_kube_config(
+                os.pathsep.join(map(str, files)), context, configuration, temp_file_path=folder
+            )
         return str(configuration.api_key.get("BearerToken") or "").partition(" ")[2]
 
     try:

@@ -4,23 +4,26 @@ for its calls that have none."""
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from functools import cache
+from typing import Any, NamedTuple, TypeVar
 
-from mlbench_cli.config.extras import install_hint
-from mlbench_cli.errors import UsageError
+from mlbench_cli.config.extras import load_library
 
 Result = TypeVar("Result")
 
 
-def import_official_client() -> Any:
-    """The module `kubernetes.client`. Raises UsageError if it is not installed."""
-    try:
-        import kubernetes.client
-    except ImportError as error:
-        raise UsageError(
-            f"Kubernetes clusters need packages that are not installed: {error}.", hint=install_hint("k8s")
-        ) from None
-    return kubernetes.client
+class Libraries(NamedTuple):
+    """The official client, and what it sends requests and opens websockets with."""
+
+    kubernetes: Any
+    urllib3: Any
+    websocket: Any
+
+
+@cache
+def official() -> Libraries:
+    """The libraries of the official client. Raises UsageError if they are not installed."""
+    return Libraries(*(load_library(name, "k8s") for name in Libraries._fields))
 
 
 def call_with_deadline(

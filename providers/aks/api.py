@@ -16,9 +16,11 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from mlbench_cli.config.extras import install_hint
+import yaml
+
+from mlbench_cli.config.extras import load_library
 from mlbench_cli.errors import CapacityError, CredentialError, MlbenchError, NotFoundError, UsageError
 from mlbench_cli.kube.access import Access
 from mlbench_cli.kube.credentials import Credential, CredentialSource
@@ -33,11 +35,6 @@ from providers.base import (
     call_timeout,
     error_from_causes,
 )
-
-if TYPE_CHECKING:
-    from azure.core import PipelineClient
-    from azure.core.credentials import TokenCredential
-
 
 # A JSON document of Azure.
 Message = dict[str, Any]
@@ -111,9 +108,7 @@ class Azure:
 
     def send(self, method: str, path: str, what: str, body: Message | None = None) -> tuple[Message, Operation | None]:
         """One request without retries: the life-cycle decides about retries. Raises MlbenchError."""
-        from azure.core.rest import HttpRequest
-
-        request = HttpRequest(method, _url_of(path), json=body)
+        request = new_request(method, _url_of(path), json=body)
         with map_cloud_errors():
             answer = client().send_request(request, **_timeouts())
         self.date, self.asked, self._status = answer.headers.get("Date"), time.time(), answer.status_code
@@ -181,46 +176,41 @@ def _timeouts() -> dict[str, float]:
     return {"connection_timeout": call_timeout(), "read_timeout": call_timeout()}
 
 
-@cache
-def client() -> "PipelineClient[Any, Any]":
-    """A client of Azure's APIs that signs in automatically. Raises UsageError with the install command if libraries are
-    missing."""
-    credential = credentials()
-    from azure.core import PipelineClient
-    from azure.core.pipeline.policies import BearerTokenCredentialPolicy, UserAgentPolicy
+def _load(name: str) -> Any:
+    """A module of Azure's libraries. Raises UsageError if they are not installed."""
+    return load_library(name, "aks", NOT_CONFIGURED)
 
-    policies = [UserAgentPolicy("mlbench"), BearerTokenCredentialPolicy(credential, SCOPE)]
-    return PipelineClient(ENDPOINT, policies=policies)
+
+def new_request(method: str, url: str, **content: Any) -> Any:
+    """An azure.core.rest.HttpRequest. Raises UsageError if Azure's libraries are not installed."""
+    return _load("azure.core.rest").HttpRequest(method, url, **content)
+
+
+@cache
+def client() -> Any:
+    """An azure.core.PipelineClient for Azure's APIs, which signs in automatically."""
+    policies = _load("azure.core.pipeline.policies")
+    signs_in = policies.BearerTokenCredentialPolicy(credentials(), SCOPE)
+    return _load("azure.core").PipelineClient(ENDPOINT, policies=[policies.UserAgentPolicy("mlbench"), signs_in])
 
 
 def send_unsigned(request: Any, server: str) -> Any:
     """The response to a request without Azure's sign-in. Raises NoAnswerError if `server` cannot be reached."""
-    from azure.core import PipelineClient
-    from azure.core.exceptions import AzureError
-
-    unsigned: PipelineClient[Any, Any] = PipelineClient(ENDPOINT, policies=[])
+    unsigned = _load("azure.core").PipelineClient(ENDPOINT, policies=[])
     try:
         return unsigned.send_request(request, **_timeouts())
-    except AzureError as error:
+    except _load("azure.core.exceptions").AzureError as error:
         hint = explain_connection_failure(str(error)) or UNREACHED
         raise NoAnswerError(f"{server} cannot be reached: {error}", hint=hint) from None
 
 
 @cache
-def credentials() -> "TokenCredential":
+def credentials() -> Any:
     """This machine's credentials: a service principal's, a workload's, the Azure CLI's, a virtual machine's."""
-    try:
-        from azure.identity import DefaultAzureCredential
-    except ImportError:
-        raise UsageError(
-            "Clusters on AKS need azure-identity, which is not installed.",
-            hint=install_hint("aks"),
-            details=NOT_CONFIGURED,
-        ) from None
     # It would print errors to stderr that mlbench reports itself.
     logging.getLogger("azure.identity").setLevel(logging.ERROR)
     authority = os.environ.get("AZURE_AUTHORITY_HOST", KNOWN_AUTHORITIES[0])
-    return DefaultAzureCredential(
+    return _load("azure.identity").DefaultAzureCredential(
         exclude_developer_cli_credential=True,
         exclude_powershell_credential=True,
         exclude_visual_studio_code_credential=True,
@@ -243,12 +233,10 @@ def get_token(scope: str = SCOPE) -> str:
 @contextmanager
 def map_cloud_errors() -> Iterator[None]:
     """Map exceptions of Azure's libraries in the block to mlbench's, with their messages."""
-    from azure.core import exceptions as core
-    from azure.identity import CredentialUnavailableError
-
+    core, identity = _load("azure.core.exceptions"), _load("azure.identity")
     try:
         yield
-    except CredentialUnavailableError as error:
+    except identity.CredentialUnavailableError as error:
         raise CredentialError(
             f"There are no Azure credentials on this machine: {_words(error)}", hint=LOGIN, details=NOT_CONFIGURED
         ) from None
@@ -553,8 +541,6 @@ def _entra_server(args: Sequence[str]) -> str:
 
 
 def _read_kubeconfig(azure: Azure, path: str) -> Any:
-    import yaml
-
     what = "give out the cluster's kubeconfig"
     answer, _ = azure.send("POST", f"{path}/listClusterUserCredential", what)
     given = answer.get("kubeconfigs") or []

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from urllib.parse import quote
 
-from mlbench_cli.config.extras import install_hint
 from mlbench_cli.errors import CapacityError, MlbenchError, UsageError
 from providers.aks import api
 from providers.aks.api import QUOTAS, Azure, Message
@@ -209,11 +208,7 @@ def _list_items(region: str, names: Sequence[str]) -> Iterator[Message]:
 
 def _get(url: str) -> Message:
     """One page. Raises UsageError for an unknown region, TransientError without a response."""
-    try:
-        from azure.core.rest import HttpRequest
-    except ImportError:
-        raise UsageError("Prices of Azure need azure-core, which is not installed.", hint=install_hint("aks")) from None
-    answer = api.send_unsigned(HttpRequest("GET", url), "Azure's price list")
+    answer = api.send_unsigned(api.new_request("GET", url), "Azure's price list")
     if answer.status_code >= 400:
         raise TransientError(f"Azure's price list answered with status {answer.status_code}: {answer.text()[:300]}")
     document: Message = json.loads(answer.content)

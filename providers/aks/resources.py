@@ -684,13 +684,11 @@ class ImageRegistry(AzureResource):
 
 def fetch_login(registry: str) -> tuple[str, str]:
     """User and password of a registry: its own token, exchanged for an Azure token."""
-    from azure.core.rest import HttpRequest
-
     host = registry.partition("/")[0]
     url = f"{os.environ.get('MLBENCH_ACR_ENDPOINT', f'https://{host}')}/oauth2/exchange"
     form = {"grant_type": "access_token", "service": host, "access_token": api.get_token()}
     headers = {"Content-Type": "application/x-www-form-urlencoded"}
-    request = HttpRequest("POST", url, content=urlencode(form), headers=headers)
+    request = api.new_request("POST", url, content=urlencode(form), headers=headers)
     answer = api.send_unsigned(request, f"The registry {host}")
     if answer.status_code in (401, 403):
         raise CredentialError(f"The registry {host} rejected the credentials: {answer.text()[:300]}")

@@ -7,7 +7,7 @@ import time
 from functools import cache
 from typing import Any
 
-from mlbench_cli.config.extras import install_hint
+from mlbench_cli.config.extras import load_library
 from mlbench_cli.errors import (
     CapacityError,
     CredentialError,
@@ -163,9 +163,7 @@ class Aws:
         used.
         """
         if service not in self._clients:
-            from botocore.config import Config
-
-            config = Config(
+            config = _load("botocore.config").Config(
                 connect_timeout=min(CONNECT_SECONDS, call_timeout()),
                 read_timeout=call_timeout(),
                 retries={"mode": "standard"},
@@ -184,15 +182,15 @@ def aws_in(region: str) -> Aws:
     return Aws(region)
 
 
+def _load(name: str) -> Any:
+    """A module of AWS' libraries. Raises UsageError if they are not installed."""
+    return load_library(name, "eks", NOT_CONFIGURED)
+
+
 @cache
 def session() -> Any:
     """boto3's session of this process, with loaded service models (EC2's takes a while)."""
-    try:
-        import boto3
-    except ImportError:
-        raise UsageError(
-            "Clusters of eks need boto3, which is not installed.", hint=install_hint("eks"), details=NOT_CONFIGURED
-        ) from None
+    boto3 = _load("boto3")
     try:
         return boto3.Session()
     except Exception as error:
@@ -263,9 +261,7 @@ def region_of(asked: str | None, zone: str | None = None) -> str:
 
 def map_cloud_errors(error: Exception, doing: str, region: str) -> Exception:
     """Map an exception of boto3 to mlbench's errors; unexpected exceptions are returned unchanged."""
-    from botocore import exceptions
-    from botocore.parsers import ResponseParserError
-
+    exceptions, parsers = _load("botocore.exceptions"), _load("botocore.parsers")
     if isinstance(error, exceptions.ClientError):
         return _refusal(error.response, doing, region)
     words = " ".join(str(error).split())
@@ -273,7 +269,7 @@ def map_cloud_errors(error: Exception, doing: str, region: str) -> Exception:
         return CredentialError("There are no AWS credentials on this machine.", hint=LOG_IN, details=NOT_CONFIGURED)
     if isinstance(error, exceptions.BotoCoreError) and SIGN_IN.search(type(error).__name__):
         return CredentialError(f"The AWS credentials cannot be used: {words}", hint=LOG_IN)
-    if isinstance(error, (exceptions.HTTPClientError, exceptions.ConnectionError, ResponseParserError)):
+    if isinstance(error, (exceptions.HTTPClientError, exceptions.ConnectionError, parsers.ResponseParserError)):
         return NoAnswerError(
             f"AWS {doing} in {region} returned no usable answer: {words}",
             hint=explain_connection_failure(words)
@@ -466,14 +462,12 @@ def sign_token(aws: Aws, name: str) -> str:
 
     Source: aws-iam-authenticator and `aws eks get-token`.
     """
-    from botocore.signers import RequestSigner
-
     client = aws.client("sts")
     credentials = session().get_credentials()
     if credentials is None:
         raise CredentialError("There are no AWS credentials on this machine.", hint="aws configure or aws sso login")
     service = client.meta.service_model.service_id
-    signer = RequestSigner(service, aws.region, "sts", "v4", credentials, session().events)
+    signer = _load("botocore.signers").RequestSigner(service, aws.region, "sts", "v4", credentials, session().events)
     request = {
         "method": "GET",
         "url": f"{client.meta.endpoint_url}/?Action=GetCallerIdentity&Version=2011-06-15",

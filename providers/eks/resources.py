@@ -17,6 +17,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from mlbench_cli.errors import (
     CapacityError,
     CredentialError,
@@ -431,7 +433,6 @@ class ClusterStack(Stack):
 
 def load_template(name: str) -> dict[str, Any]:
     """A template of this folder, with the short forms of CloudFormation's functions in their long form."""
-    import yaml
 
     class Loader(yaml.SafeLoader):
         pass

@@ -5,15 +5,16 @@ MLBENCH_COMPUTE_ENDPOINT (a URL).
 """
 
 import base64
+import calendar
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
 
-from mlbench_cli.config.extras import install_hint
+from mlbench_cli.config.extras import load_library
 from mlbench_cli.errors import CapacityError, CredentialError, MlbenchError, NotFoundError, UsageError
 from mlbench_cli.kube.access import Access
 from mlbench_cli.kube.credentials import Token
@@ -28,11 +29,6 @@ from providers.base import (
     call_timeout,
     error_from_causes,
 )
-
-if TYPE_CHECKING:
-    from google.auth.credentials import Credentials
-    from google.cloud import container_v1
-
 
 # A message of Google's APIs, as accepted by the SDK and returned as JSON.
 Message = dict[str, Any]
@@ -185,50 +181,35 @@ class Gke:
             return getattr(client(), method)(request=request, retry=None, timeout=call_timeout())
 
 
-@cache
-def client() -> "container_v1.ClusterManagerClient":
-    """A client of the Kubernetes Engine API.
+def _load(name: str) -> Any:
+    """A module of Google's libraries. Raises UsageError if they are not installed."""
+    return load_library(name, "gke", NOT_CONFIGURED)
 
-    Raises UsageError with the install command if the library is missing.
-    """
-    try:
-        from google.cloud import container_v1
-    except ImportError:
-        raise _not_installed() from None
+
+@cache
+def client() -> Any:
+    """A google.cloud.container_v1.ClusterManagerClient. Raises UsageError if the library is not installed."""
+    kind = _load("google.cloud.container_v1").ClusterManagerClient
     endpoint = os.environ.get("MLBENCH_GKE_ENDPOINT")
     if endpoint:
-        import grpc
-
-        transport = container_v1.ClusterManagerClient.get_transport_class("grpc")
-        return container_v1.ClusterManagerClient(transport=transport(channel=grpc.insecure_channel(endpoint)))
-    return container_v1.ClusterManagerClient(credentials=credentials()[0])
+        channel = _load("grpc").insecure_channel(endpoint)
+        return kind(transport=kind.get_transport_class("grpc")(channel=channel))
+    return kind(credentials=credentials()[0])
 
 
 @cache
-def credentials() -> tuple["Credentials", str | None]:
-    """The machine's credentials and their project. Raises CredentialError."""
+def credentials() -> tuple[Any, str | None]:
+    """The machine's google.auth.credentials.Credentials and their project. Raises CredentialError."""
+    library = _load("google.auth")
     try:
-        import google.auth
-        from google.auth.exceptions import DefaultCredentialsError
-    except ImportError:
-        raise _not_installed() from None
-    try:
-        found: tuple[Credentials, str | None] = google.auth.default(scopes=[SCOPE])
-    except DefaultCredentialsError as error:
+        found: tuple[Any, str | None] = library.default(scopes=[SCOPE])
+    except library.exceptions.DefaultCredentialsError as error:
         if "default credentials were not found" in str(error):
             raise CredentialError(
                 f"There are no Google credentials on this machine: {error}", hint=LOGIN, details=NOT_CONFIGURED
             ) from None
         raise CredentialError(f"The Google credentials cannot be used: {error}", hint=LOGIN) from None
     return found
-
-
-def _not_installed() -> UsageError:
-    return UsageError(
-        "Clusters on GKE need google-cloud-container, which is not installed.",
-        hint=install_hint("gke"),
-        details=NOT_CONFIGURED,
-    )
 
 
 def project_of(given: str | None) -> str:
@@ -250,8 +231,6 @@ def token() -> Token:
 
 def _refresh_token() -> tuple[str, float | None]:
     """A new access token, and when it expires. Raises CredentialError."""
-    import calendar
-
     found, _ = credentials()
     with map_cloud_errors("get an access token", ""):
         found.refresh(sign_in())
@@ -260,9 +239,8 @@ def _refresh_token() -> tuple[str, float | None]:
 
 def sign_in() -> Any:
     """The transport of google-auth for tokens; its default one has a timeout of two minutes."""
-    from google.auth.transport.requests import Request
 
-    class Impatient(Request):  # type: ignore[misc,unused-ignore]
+    class Impatient(_load("google.auth.transport.requests").Request):  # type: ignore[misc]
         def __call__(self, *words: Any, **named: Any) -> Any:
             return super().__call__(*words, **{**named, "timeout": call_timeout()})
 
@@ -271,9 +249,7 @@ def sign_in() -> Any:
 
 def open_session() -> Any:
     """A session for Google's REST APIs with this machine's credentials. Raises CredentialError if there are none."""
-    from google.auth.transport.requests import AuthorizedSession
-
-    return AuthorizedSession(credentials()[0], auth_request=sign_in())
+    return _load("google.auth.transport.requests").AuthorizedSession(credentials()[0], auth_request=sign_in())
 
 
 def region_of(place: str) -> str:
@@ -284,9 +260,7 @@ def region_of(place: str) -> str:
 @contextmanager
 def map_cloud_errors(what: str, project: str) -> Iterator[None]:
     """Map Google's exceptions in the block to mlbench's, with Google's message."""
-    from google.api_core import exceptions as api
-    from google.auth import exceptions as auth
-
+    api, auth = _load("google.api_core.exceptions"), _load("google.auth.exceptions")
     try:
         yield
     except auth.RefreshError as error:
@@ -306,8 +280,7 @@ def map_cloud_errors(what: str, project: str) -> Iterator[None]:
 @contextmanager
 def map_rest_errors(service: str, what: str, project: str) -> Iterator[None]:
     """Like `map_cloud_errors`, for requests of a session: failed connections are transient."""
-    from requests import exceptions as http
-
+    http = _load("requests.exceptions")
     with map_cloud_errors(what, project):
         try:
             yield
@@ -343,16 +316,13 @@ def read_pages(read: Callable[[str], Message], path: str) -> Iterator[Message]:
 
 def require_success(answer: Any) -> None:
     """Raise Google's exception for an error response of a session, to be mapped by `map_rest_errors`."""
-    from google.api_core import exceptions
-
     if answer.status_code >= 400:
-        raise exceptions.from_http_response(answer)
+        raise _load("google.api_core.exceptions").from_http_response(answer)
 
 
 def error_from_exception(error: Any, what: str, project: str) -> MlbenchError:
     """The error for a rejected call."""
-    from google.api_core import exceptions as api
-
+    api = _load("google.api_core.exceptions")
     message = f'Google refused to {what}: "{_words(error)}"'
     # Check the message before the class: GKE reports exceeded quotas as PERMISSION_DENIED (kubeflow/examples 597).
     if known := error_from_words(message, str(error), project):

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import SplitResult, urljoin, urlsplit
 
-from mlbench_cli.config.extras import install_hint
+from mlbench_cli.config.extras import load_library
 from mlbench_cli.errors import CredentialError, DeadlineError, MlbenchError, NotFoundError, UsageError, did_you_mean
 from mlbench_cli.util.yaml_text import read_yaml
 from providers.helm.archive import MAX_FILES, MAX_PACKED, MAX_UNPACKED, unpack
@@ -189,10 +189,7 @@ def _find_index_entry(reference: ChartReference, read_seconds: float) -> Mapping
 
 def _download(repository: str, url: str, limit: int, read_seconds: float) -> bytes:
     """Download `url`, at most `limit` bytes."""
-    library = _library()
-    import requests
-    import urllib3
-
+    library, requests = _load("pyhelm.repo"), _load("requests")
     get = partial(library._get_from_repo, urlsplit(url).scheme, repository, url, stream=True)
     options = {"timeout": (CONNECT_SECONDS, read_seconds), "hooks": {"response": _DownloadLimit(limit)}}
     try:
@@ -206,7 +203,7 @@ def _download(repository: str, url: str, limit: int, read_seconds: float) -> byt
         raise DeadlineError(f"{url} gave no answer within {read_seconds:.0f} s.", hint="Repeat it later.") from None
     except requests.TooManyRedirects:
         raise UsageError(f"{url} redirects in a circle.") from None
-    except (requests.RequestException, urllib3.exceptions.HTTPError) as error:
+    except (requests.RequestException, _load("urllib3").exceptions.HTTPError) as error:
         raise MlbenchError(
             f"{url} cannot be downloaded: {_words(error)}", hint="Check the network and the URL."
         ) from None
@@ -220,8 +217,6 @@ class _DownloadLimit:
         self.end = time.monotonic() + FILE_SECONDS
 
     def __call__(self, response: Any, **_: Any) -> None:
-        import urllib3
-
         url = str(response.url)
         if response.is_redirect:
             _check_scheme(_join_url(url, response.headers["location"]), url)
@@ -233,24 +228,22 @@ class _DownloadLimit:
                     raise UsageError(f"{url} has more than {self.limit >> 20} MiB, so it is rejected.")
                 if time.monotonic() > self.end:
                     raise DeadlineError(f"{url} has not come whole after {FILE_SECONDS:.0f} s.")
-        except urllib3.exceptions.ReadTimeoutError:
+        except _load("urllib3").exceptions.ReadTimeoutError:
             raise DeadlineError(f"{url} stalled before it was complete.", hint="Repeat it later.") from None
         finally:
             raw.close()
         response.raw = io.BytesIO(bytes(content))
 
 
-def _library() -> Any:
+def _load(name: str) -> Any:
+    """A module that charts of a repository need. Raises UsageError if it is not installed."""
     # GitPython, which pyhelm imports for charts in git, refuses to be imported if there is no git.
     os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")
     try:
-        from pyhelm import repo
-    except ImportError:
-        raise UsageError(
-            "Charts of a repository need pyhelm, which is not installed.",
-            hint=f"{install_hint('helm')}   or: helm pull CHART --repo URL --version X.Y.Z --untar, and {FLAG} DIR",
-        ) from None
-    return repo
+        return load_library(name, "helm")
+    except UsageError as error:
+        error.hint = f"{error.hint}   or: helm pull CHART --repo URL --version X.Y.Z --untar, and {FLAG} DIR"
+        raise
 
 
 def _split(url: str) -> SplitResult:

@@ -3,6 +3,7 @@
 KIND_EXPERIMENTAL_PROVIDER, kind's variable, names a Docker-compatible program: podman, nerdctl.
 """
 
+import json
 import os
 import re
 import shutil
@@ -104,8 +105,6 @@ def lines(argv: Sequence[str]) -> list[str]:
 
 def inspect(kind: str, name: str) -> object:
     """What `docker KIND inspect` says of one object, parsed, or None if there is none."""
-    import json
-
     try:
         return json.loads(call(["docker", kind, "inspect", name]))[0]
     except MlbenchError as error:

@@ -7,15 +7,13 @@ copies all output with each frame, and reports a cut connection as success.
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import Any
 
 from mlbench_cli.agent.channel import BOOT, Channel, Target
 from mlbench_cli.errors import MlbenchError, UnreachableError
 from mlbench_cli.kube.access import Access
 from mlbench_cli.kube.api import AccessDenied, ApiError, NodeUnreachable, is_policy
-
-if TYPE_CHECKING:
-    import websocket
+from mlbench_cli.kube.official import official
 
 # v5 adds the end of standard input, which is not needed. If a client offers v5, the API server translates every frame
 # of the kubelet instead of forwarding it, which takes 1.5x as long.
@@ -42,7 +40,7 @@ class PodChannel(Channel):
     def __init__(self, access: Access, namespace: str, name: str, find_pod: Callable[[], str | None]) -> None:
         super().__init__(Target(name))
         self._access, self._namespace, self._find_pod = access, namespace, find_pod
-        self._websocket: websocket.WebSocket | None = None
+        self._websocket: Any = None  # a websocket.WebSocket
         self._said = b""
 
     def close(self) -> None:
@@ -50,7 +48,7 @@ class PodChannel(Channel):
         with self._lock:
             connection, self._websocket = self._websocket, None
             if connection is not None:
-                connection.shutdown()  # type: ignore[no-untyped-call]
+                connection.shutdown()
 
     def _connect(self, end: float) -> None:
         if self._websocket is not None:
@@ -94,9 +92,7 @@ class PodChannel(Channel):
         self._websocket.settimeout(max(0.1, end - time.monotonic()))
         with self._explained():
             opcode, data = self._websocket.recv_data()
-        import websocket
-
-        if opcode == websocket.ABNF.OPCODE_CLOSE:
+        if opcode == official().websocket.ABNF.OPCODE_CLOSE:
             raise self._problem("the connection was closed")
         channel, payload = data[0] if data else STDIN, data[1:]
         if channel == STATUS:
@@ -108,11 +104,9 @@ class PodChannel(Channel):
     @contextmanager
     def _explained(self) -> Iterator[None]:
         """Convert what a broken websocket raises into the channel's error."""
-        import websocket
-
         try:
             yield
-        except (websocket.WebSocketException, OSError) as error:
+        except (official().websocket.WebSocketException, OSError) as error:
             raise self._problem(str(error) or type(error).__name__) from None
 
     def _problem(self, what: str) -> MlbenchError:

@@ -34,6 +34,7 @@ from mlbench_cli.engines.placement import share_nodes
 from mlbench_cli.errors import MlbenchError
 from mlbench_cli.kube.api import GONE, AccessDenied, Api, ApiError, list_pods
 from mlbench_cli.kube.objects import collection_path, condition, object_path
+from mlbench_cli.kube.official import official
 from mlbench_cli.model.run import Ending, Finding, Observation, Phase, Run, WorkerState
 from mlbench_cli.storage.run_folder import RunFolder
 from mlbench_cli.util.files import read_end
@@ -276,14 +277,8 @@ class RunObserver:
             answer = self._api.stream(path, read_seconds=10, **query)
             with answer:
                 return str(answer.read().decode("utf-8", "replace"))
-        except (MlbenchError, OSError):
+        except (MlbenchError, OSError, official().urllib3.exceptions.HTTPError):
             return ""
-        except Exception as error:
-            import urllib3
-
-            if isinstance(error, urllib3.exceptions.HTTPError):
-                return ""
-            raise
 
     def _ask_events(self, without_node: bool) -> list[dict[str, Any]]:
         path = collection_path("Event", self._namespace)

@@ -4,22 +4,20 @@ import json
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
-from mlbench_cli.config.extras import install_hint
+from mlbench_cli.config.extras import load_library
 from mlbench_cli.errors import UsageError
 from mlbench_cli.model.goals import is_finite_number
 from mlbench_cli.model.methods import method_of
+from mlbench_cli.results.archive.files import Archive
 from mlbench_cli.util.text import counted
 from mlbench_cli.util.times import read_moment
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # types of optional libraries
     import pandas
     import polars
     import pyarrow
-
-    from mlbench_cli.results.archive.files import Archive
 
 Row = TypeVar("Row", bound="MetricPoint | ResourceSample")
 # What a data frame of metrics says of each run, to group by: name -> kind of the column.
@@ -133,7 +131,7 @@ class Table(Sequence[Row], Generic[Row]):
 
     def to_pandas(self) -> "pandas.DataFrame":
         """One row per value; `time` is a UTC timestamp. Raises UsageError without pandas."""
-        pandas = load_library("pandas")
+        pandas = load_library("pandas", "tables")
         kinds = {"text": "object", "whole": "int64", "number": "float64", "time": "float64"}
         columns = self._all_columns()
         frame = pandas.DataFrame(
@@ -144,7 +142,7 @@ class Table(Sequence[Row], Generic[Row]):
 
     def to_polars(self) -> "polars.DataFrame":
         """One row per value; `time` is a UTC timestamp. Raises UsageError without polars."""
-        polars = load_library("polars")
+        polars = load_library("polars", "tables")
         kinds = {"text": polars.String, "whole": polars.Int64, "number": polars.Float64}
         kinds["time"] = polars.Datetime("us", "UTC")
         return polars.DataFrame(
@@ -153,7 +151,7 @@ class Table(Sequence[Row], Generic[Row]):
 
     def to_arrow(self) -> "pyarrow.Table":
         """One row per value; `time` is a UTC timestamp in microseconds. Raises UsageError without pyarrow."""
-        arrow = load_library("pyarrow")
+        arrow = load_library("pyarrow", "tables")
         kinds = {"text": arrow.string(), "whole": arrow.int64(), "number": arrow.float64()}
         kinds["time"] = arrow.timestamp("us", "UTC")
         schema = arrow.schema([(name, kinds[kind]) for name, kind in self._column_kinds()])
@@ -257,18 +255,7 @@ def read_number(value: object) -> float | None:
     return float(value) if is_finite_number(value) else None
 
 
-def load_library(name: str, extra: str = "tables") -> Any:
-    """A module of an optional dependency. Raises UsageError with the command that installs it."""
-    try:
-        return import_module(name)
-    except ImportError:
-        package = name.partition(".")[0]
-        raise UsageError(
-            f"This needs the package {package}, which is not installed.", hint=install_hint(extra)
-        ) from None
-
-
-def list_settings(archives: Sequence["Archive"]) -> dict[str, dict[str, str | int]]:
+def list_settings(archives: Sequence[Archive]) -> dict[str, dict[str, str | int]]:
     """The settings of several runs by their names, with each parameter in which they differ as "set.NAME"."""
     parameters = {archive.name: archive.run["spec"].get("parameters") or {} for archive in archives}
     names = dict.fromkeys(name for values in parameters.values() for name in values)
@@ -284,7 +271,7 @@ def _as_text(value: object) -> str:
     return "" if value is None else value if isinstance(value, str) else json.dumps(value)
 
 
-def settings_of(archive: "Archive") -> dict[str, str | int]:
+def settings_of(archive: Archive) -> dict[str, str | int]:
     """The settings that tables have of each run, as texts and the seed."""
     spec = archive.run["spec"]
     texts = {name: str(spec.get(name) or "") for name in ("preset", "network", "backend", "device")}

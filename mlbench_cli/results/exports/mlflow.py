@@ -7,8 +7,9 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
+from mlbench_cli.config.extras import load_library
 from mlbench_cli.errors import UnreachableError, UsageError
-from mlbench_cli.results.analysis.tables import MetricTable, ResourceTable, load_library
+from mlbench_cli.results.analysis.tables import MetricTable, ResourceTable
 from mlbench_cli.results.exports.facts import RunFacts, list_values, name_with_rank
 
 MAX_METRICS, MAX_PARAMETERS = 1000, 100  # in a request

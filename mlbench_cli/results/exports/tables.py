@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mlbench_cli.results.analysis.tables import SETTINGS, MetricTable, ResourceTable, Table, load_library
+from mlbench_cli.config.extras import load_library
+from mlbench_cli.results.analysis.tables import SETTINGS, MetricTable, ResourceTable, Table
 from mlbench_cli.util import files
 from mlbench_cli.util.csv_text import format_csv
 
@@ -18,8 +19,8 @@ def write_parquet(path: Path, metrics: MetricTable, samples: ResourceTable, sett
     Columns: those of `MetricPoint` and of `ResourceSample`, and the `settings` of each run. Times are UTC in
     microseconds. Raises UsageError without pyarrow.
     """
-    arrow: Any = load_library("pyarrow")
-    parquet: Any = load_library("pyarrow.parquet")
+    arrow: Any = load_library("pyarrow", "tables")
+    parquet: Any = load_library("pyarrow.parquet", "tables")
     tables = _name_tables(path, metrics, samples)
     for target, table in tables.items():
         content = table.to_arrow()

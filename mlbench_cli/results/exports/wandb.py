@@ -5,8 +5,9 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from mlbench_cli.config.extras import load_library
 from mlbench_cli.errors import UnreachableError
-from mlbench_cli.results.analysis.tables import MetricTable, ResourceTable, load_library
+from mlbench_cli.results.analysis.tables import MetricTable, ResourceTable
 from mlbench_cli.results.exports.facts import RunFacts, list_values, name_with_rank
 
 

@@ -65,13 +65,9 @@ def test_a_hint_names_the_installer_of_this_environment(
 
 
 def test_every_hint_names_an_extra_that_exists() -> None:
-    named = {
-        extra
-        for path in TEXTS
-        for extra in re.findall(rf"install_hint\(['\"](\w+)['\"]|{DISTRIBUTION}\[(\w+)", path.read_text("utf-8"))
-        for extra in extra
-        if extra
-    }
+    pattern = rf"install_hint\(['\"](\w+)['\"]|load_library\([^)]*?, ['\"](\w+)['\"]|{DISTRIBUTION}\[(\w+)"
+    found = (extra for path in TEXTS for groups in re.findall(pattern, path.read_text("utf-8")) for extra in groups)
+    named = {*filter(None, found)}
     assert {"gke", "eks", "plots"} <= named <= {*PROJECT["optional-dependencies"]}
 
 
