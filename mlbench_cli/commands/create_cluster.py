@@ -8,6 +8,7 @@ from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 import typer
+import yaml
 from typer.core import TyperGroup
 
 from mlbench_cli import console
@@ -196,8 +197,6 @@ def _print_plan(planned: PlannedCluster, output: Format) -> None:
         console.note(f"It ends after {ttl}. {cluster_changes.describe_end(planned.cluster)}")
     console.out_table(["RESOURCE", "NAME"], [[item["kind"], item["name"]] for item in resources])
     if chart is not None:
-        import yaml
-
         console.out("\nvalues:")
         console.out(yaml.safe_dump(chart["values"], sort_keys=False, allow_unicode=True, indent=2).rstrip(), raw=True)
 

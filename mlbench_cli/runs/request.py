@@ -21,7 +21,7 @@ from mlbench_cli.util import gone
 from mlbench_cli.util.durations import parse_duration as parse_duration
 from mlbench_cli.util.masking import is_secret_variable
 from mlbench_cli.util.text import shorten
-from mlbench_cli.util.yaml_text import read_yaml
+from mlbench_cli.util.yaml_text import load_yaml, read_yaml
 
 COMMON = "What to run"
 ADVANCED = "Advanced"
@@ -574,9 +574,7 @@ def request_document(request: Request) -> dict[str, object]:
 
 def format_file(request: Request) -> str:
     """The text of a spec file that says the same: `parse_file` gives the request again."""
-    import yaml
-
-    return str(yaml.safe_dump(request_document(request), sort_keys=False, allow_unicode=True, width=100))
+    return str(load_yaml().safe_dump(request_document(request), sort_keys=False, allow_unicode=True, width=100))
 
 
 def _plain(value: Any) -> Any:

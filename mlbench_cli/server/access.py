@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from starlette.background import BackgroundTask
 from starlette.responses import FileResponse
@@ -16,10 +16,8 @@ from starlette.responses import FileResponse
 from mlbench_cli.api import Client, ExperimentHandle, RunHandle
 from mlbench_cli.errors import NotFoundError
 from mlbench_cli.model.run import Cluster
+from mlbench_cli.results.archive.files import Archive, walk
 from mlbench_cli.server.config import ServerConfig
-
-if TYPE_CHECKING:
-    from mlbench_cli.results.archive.files import Archive
 
 LOCK_SECONDS = 2.0  # that a page waits for a locked store
 MAX_CHECKED = 1000  # verified archives to remember
@@ -52,11 +50,9 @@ def find_run(config: ServerConfig, name: str) -> RunHandle:
     return handle
 
 
-def open_checked(handle: RunHandle) -> "Archive":
+def open_checked(handle: RunHandle) -> Archive:
     """The archive of a sealed run, verified at first and whenever one of its files changes; unproven archives are
     marked. Raises DamagedArchive."""
-    from mlbench_cli.results.archive.files import Archive, walk
-
     found = ((name, (handle.folder / name).lstat()) for name, _ in sorted(walk(handle.folder)))
     state = hash(tuple((name, facts.st_size, facts.st_mtime_ns) for name, facts in found))
     known = _checked.get(handle.run.id)

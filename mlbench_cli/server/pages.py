@@ -2,13 +2,14 @@
 
 import hashlib
 import shlex
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
+from jinja2 import Environment
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
@@ -18,8 +19,12 @@ from mlbench_cli.api import RunHandle
 from mlbench_cli.errors import DamagedArchive, MlbenchError, UnprovenArchive, UsageError
 from mlbench_cli.model.run import JsonObject
 from mlbench_cli.results.analysis.figures import SUCCESSFUL
+from mlbench_cli.results.archive.files import Archive
+from mlbench_cli.results.figures.chart import Chart
+from mlbench_cli.results.figures.curves import RunData, metric_charts, resource_charts
 from mlbench_cli.results.figures.files import STYLE
-from mlbench_cli.results.report.render import FOLDER, make_environment
+from mlbench_cli.results.report.facts import collect
+from mlbench_cli.results.report.render import FOLDER, make_environment, render_html
 from mlbench_cli.server.access import (
     client_of,
     count_runs,
@@ -39,14 +44,6 @@ from mlbench_cli.server.rest import compare_runs, read_questions, whole_number
 from mlbench_cli.server.statuses import status_of
 from mlbench_cli.server.words import SORTS, add_filters, arrange, facts_of, group_repeats
 from providers import registry
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from jinja2 import Environment
-
-    from mlbench_cli.results.archive.files import Archive
-    from mlbench_cli.results.figures.chart import Chart
 
 PAGES = Path(__file__).parent / "pages"
 PAGE_SIZE = 50
@@ -171,8 +168,6 @@ class _Pages:
         return render(request, self._config, "listing.html.j2", "Runs", is_whole=True, **values)
 
     def run(self, request: Request) -> Response:
-        from mlbench_cli.results.figures.curves import RunData, metric_charts, resource_charts
-
         handle = find_run(self._config, request.path_params["name"])
         status = handle.status()
         archive = open_checked(handle) if handle.is_sealed else None
@@ -214,8 +209,6 @@ class _Pages:
         return self._render_experiment(request, "experiment_part.html.j2")
 
     def _render_experiment(self, request: Request, template: str) -> Response:
-        from mlbench_cli.results.report.facts import collect
-
         name = request.path_params["name"]
         found = find_experiment(self._config, name)
         handles = found.runs()
@@ -261,10 +254,8 @@ class _Pages:
             values["problem"], status = error, status_of(error)
         return render(request, self._config, "compare.html.j2", "Compare", status, **values)
 
-    def _compared_figures(self, a: str, b: str) -> "tuple[Chart, ...]":
+    def _compared_figures(self, a: str, b: str) -> tuple[Chart, ...]:
         """The curves and phases of both sides if they ran the same job."""
-        from mlbench_cli.results.report.facts import collect
-
         handles = {run.run.id: run for name in (a, b) for run in find_runs(self._config, name) if run.is_sealed}
         jobs = collect([open_checked(run) for run in handles.values()])["jobs"]
         return next((tuple(job["charts"]) for job in jobs if job["charts"]), ())
@@ -290,9 +281,6 @@ class _Pages:
 
     def report(self, request: Request) -> Response:
         """The page of `mlbench report`, with its own content security policy."""
-        from mlbench_cli.results.report.facts import collect
-        from mlbench_cli.results.report.render import render_html
-
         names = request.query_params.getlist("run")
         if not names:
             return RedirectResponse("/", 303)
@@ -378,7 +366,7 @@ async def _no_icon(request: Request) -> Response:
 
 
 @cache
-def _environment() -> "Environment":
+def _environment() -> Environment:
     environment = make_environment(PAGES)
     add_filters(environment)
     return environment

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 from starlette.concurrency import run_in_threadpool
@@ -14,6 +13,9 @@ from starlette.routing import BaseRoute, Route
 from mlbench_cli.api import RunHandle
 from mlbench_cli.errors import MlbenchError, NotFoundError, UsageError
 from mlbench_cli.model.run import JsonObject
+from mlbench_cli.results.analysis.comparability import check_words
+from mlbench_cli.results.analysis.compare import compare_cells, make_document
+from mlbench_cli.runs.request import Request as Asked
 from mlbench_cli.runs.request import equivalent_command, merge, parse_file, parse_line
 from mlbench_cli.server.access import (
     client_of,
@@ -29,10 +31,8 @@ from mlbench_cli.server.access import (
 from mlbench_cli.server.config import ServerConfig
 from mlbench_cli.server.live import Feeds, point_document
 from mlbench_cli.server.log_pages import PAGE_BYTES, read_page
+from mlbench_cli.tasks.catalog import load_catalog
 from mlbench_cli.util.durations import parse_since
-
-if TYPE_CHECKING:
-    from mlbench_cli.runs.request import Request as Asked
 
 MAX_PAGE = 1000  # runs per response
 MAX_POINTS = 100_000
@@ -140,8 +140,6 @@ class _Rest:
         return JSONResponse(read_questions(self._config))
 
     def tasks(self, request: Request) -> Response:
-        from mlbench_cli.tasks.catalog import load_catalog
-
         found = [
             {"name": task.name, "title": task.title, "presets": list(task.presets), "backends": list(task.backends)}
             for task in load_catalog().values()
@@ -178,7 +176,7 @@ class _Rest:
 
         return JSONResponse(await run_in_threadpool(begin), 201 if check not in ("true", "try") else 200)
 
-    def _parse(self, data: bytes) -> "Asked":
+    def _parse(self, data: bytes) -> Asked:
         """The request in a body: keys of a spec file, and command-line options as one text in "options". Raises
         UsageError."""
         try:
@@ -225,9 +223,6 @@ def read_questions(config: ServerConfig) -> JsonObject:
 def compare_runs(config: ServerConfig, query: Mapping[str, str], across: list[str]) -> JsonObject:
     """Two runs, experiments or groups of repeats side by side, as `mlbench compare A B -o json`; `query` has "a" and
     "b"."""
-    from mlbench_cli.results.analysis.comparability import check_words
-    from mlbench_cli.results.analysis.compare import compare_cells, make_document
-
     names = [query.get(side) or "" for side in ("a", "b")]
     if not all(names):
         raise UsageError("A comparison needs two runs, a and b.")

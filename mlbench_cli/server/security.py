@@ -9,6 +9,7 @@ import base64
 import binascii
 import json
 from collections.abc import Mapping
+from html import escape
 from http.cookies import CookieError, SimpleCookie
 from urllib.parse import parse_qs
 
@@ -203,8 +204,6 @@ async def _answer(send: Send, scope: Scope, refusal: Refusal) -> None:
     """JSON for programs; for a browser's page a sentence."""
     wants_page = any(name == b"accept" and b"text/html" in value for name, value in scope["headers"])
     if wants_page:
-        from html import escape
-
         kind = "text/html; charset=utf-8"
         text = escape(refusal.message)
         body = f'<!doctype html><html lang="en"><title>mlbench</title><h1>mlbench</h1><p>{text}</p></html>'

@@ -2,18 +2,18 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from jinja2 import Environment
+from markupsafe import Markup
 
 from mlbench_cli.model.goals import BEST, MEAN, name_metric
 from mlbench_cli.model.run import JsonObject
 from mlbench_cli.results.analysis.numbers import SECONDS, format_value, unit_of
 from mlbench_cli.results.analysis.stats import EstimateDocument
+from mlbench_cli.results.figures.svg import render_ratio
 from mlbench_cli.runs.snapshot import group_conditions
 from mlbench_cli.util.text import counted, rough_duration
-
-if TYPE_CHECKING:
-    from jinja2 import Environment
-    from markupsafe import Markup
 
 TONES = {
     **dict.fromkeys(("goal_reached", "completed", "budget_spent"), "good"),
@@ -26,7 +26,7 @@ MAX_METRICS = 2  # in the row of a run without a goal
 _SURE = 2.0  # an estimate of the time left is shown if its bounds differ by less than this factor
 
 
-def add_filters(environment: "Environment") -> None:
+def add_filters(environment: Environment) -> None:
     """Add the filters of the dashboard's templates."""
     environment.filters |= {
         "words": say,
@@ -110,12 +110,8 @@ def live_words(run: JsonObject) -> JsonObject:
     }
 
 
-def draw_ratio(document: EstimateDocument | None) -> "Markup | str":
+def draw_ratio(document: EstimateDocument | None) -> Markup | str:
     """The ratio B / A of a figure with its interval, from 1/2 to 2."""
-    from markupsafe import Markup
-
-    from mlbench_cli.results.figures.svg import render_ratio
-
     return Markup(render_ratio(document["mean"], document["low"], document["high"])) if document else ""  # numbers only
 
 

@@ -2,11 +2,19 @@
 
 import re
 from functools import cache
+from types import ModuleType
 from typing import Any
 
 from mlbench_cli.errors import UsageError
 
 MAX_DEPTH = 500  # of nested lists and mappings: the C parser is recursive and would overflow the stack
+
+
+def load_yaml() -> ModuleType:
+    """PyYAML, which takes 8 ms: `mlbench status` does without."""
+    import yaml
+
+    return yaml
 
 
 def read_yaml(
@@ -20,8 +28,7 @@ def read_yaml(
 
     Raises UsageError.
     """
-    import yaml
-
+    yaml = load_yaml()
     base = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
     class Loader(base):  # type: ignore[misc, valid-type]
@@ -66,8 +73,7 @@ def _without_base_60(form: re.Pattern[str]) -> re.Pattern[str]:
 
 
 def _check_events(events: Any, repeated_keys: bool) -> None:
-    import yaml
-
+    yaml = load_yaml()
     known: list[tuple[set[str] | None, int]] = []  # of each open mapping (of a list None): its keys; nodes so far
     for event in events:
         if isinstance(event, yaml.CollectionEndEvent):

@@ -8,6 +8,7 @@ Every field of a spec is in the key unless NEUTRAL lists it with the reason: fie
 in `settings`, so that an option added later keeps runs apart without a change here.
 """
 
+import hashlib
 import json
 import re
 import shlex
@@ -537,8 +538,6 @@ def _parameter(value: Any) -> str:
 
 
 def _digest(value: Any) -> str:
-    import hashlib
-
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:6]
 
 

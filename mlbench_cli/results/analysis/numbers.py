@@ -8,16 +8,14 @@ its 95 % interval. A ratio says which way it goes: "1.45× faster (1.39 to 1.52)
 import math
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from mlbench_cli.model.goals import BEST, MEAN, name_metric
+from mlbench_cli.results.analysis.stats import Estimate, Ratio
 from mlbench_cli.util.text import decimals, significant
-
-if TYPE_CHECKING:
-    from mlbench_cli.results.analysis.stats import Estimate, Ratio
 
 NO_VALUE = "–"
 NO_DIFFERENCE = "no difference seen"
@@ -55,9 +53,7 @@ def format_value(value: float | str | None, unit: str = "") -> str:
     return f"{text}{_SPACE}{unit}" if unit else text
 
 
-def format_estimate(
-    found: "Estimate | None", unit: str = "", *, counts: bool = False, with_interval: bool = True
-) -> str:
+def format_estimate(found: Estimate | None, unit: str = "", *, counts: bool = False, with_interval: bool = True) -> str:
     """The mean with its interval: "6.17 s (5.86 to 6.48)"; of fewer than three runs "9.70 s". With `counts` also how
     many runs there are: ", n = 3"."""
     if found is None:
@@ -88,7 +84,7 @@ class Change(Struct, frozen=True):
         return f"{self.difference}{ends}{', ' if self.note else ''}{self.note}"
 
 
-def describe_ratio(found: "Ratio | None", higher_is_better: bool | None = False, *, is_time: bool = True) -> Change:
+def describe_ratio(found: Ratio | None, higher_is_better: bool | None = False, *, is_time: bool = True) -> Change:
     """New / old in words: "1.45× faster (1.39 to 1.52)", "no difference seen (0.92 to 1.17×)"; without a verdict
     "1.45× slower, too few runs".
 
@@ -107,7 +103,7 @@ def describe_ratio(found: "Ratio | None", higher_is_better: bool | None = False,
     return Change(difference, _ends(turned), is_different=True)
 
 
-def _difference(found: "Ratio", higher_is_better: bool | None, is_time: bool) -> str:
+def _difference(found: Ratio, higher_is_better: bool | None, is_time: bool) -> str:
     if found.log == 0:
         return "equal"
     turned = found if found.log > 0 else found.inverse
@@ -120,9 +116,9 @@ def _times(factor: float) -> str:
 
 
 def describe_change(
-    a: "Estimate | None",
-    b: "Estimate | None",
-    found: "Ratio | None",
+    a: Estimate | None,
+    b: Estimate | None,
+    found: Ratio | None,
     unit: str,
     higher_is_better: bool | None = False,
     *,
@@ -139,7 +135,7 @@ def describe_change(
     return replace(change, difference=text if is_seen else NO_DIFFERENCE, ends="")
 
 
-def format_factor(found: "Ratio | None") -> str:
+def format_factor(found: Ratio | None) -> str:
     """A speedup: "1.83× (1.75 to 1.92)"; the interval only if there is one."""
     if found is None:
         return NO_VALUE
@@ -161,7 +157,7 @@ def format_money(amount: float) -> str:
     return f"{amount:.2f}" if abs(amount) < 100 else f"{amount:,.0f}"
 
 
-def _ends(found: "Ratio") -> str:
+def _ends(found: Ratio) -> str:
     low, high = found.low or 0.0, found.high or math.inf
     if 0 < found.log < math.log(CLOSE) and (found.is_different or found.is_confounded):
         return f"{significant(100 * (low - 1))} to {significant(100 * (high - 1))}{_SPACE}%"

@@ -11,11 +11,12 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any, BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from mlbench_cli.certify.judge import certify
 from mlbench_cli.model.goals import GOAL_ON, HOLD_OUT, Goal, goal_wording, is_finite_number
 from mlbench_cli.model.network import network_phrase
 from mlbench_cli.model.run import Ending, Finding, JsonObject, Observation, Outcome, WorkerState
@@ -66,9 +67,6 @@ from mlbench_cli.util.json_text import make_strict
 from mlbench_cli.util.text import one_line
 from mlbench_cli.util.times import timestamp
 from task_images.contract import COMPUTE_CATEGORIES, MIXED_CATEGORIES
-
-if TYPE_CHECKING:
-    from mlbench_cli.certify.judge import Acceptance
 
 # The version of the rules in `judge`. From the first release on, a change that gives a different result for the same
 # evidence needs a new version.
@@ -150,7 +148,7 @@ def judge(evidence: Evidence, write_metric: Callable[[bytes], object] = lambda l
     if step is not None and reported.is_watched and reported.result is not None:
         reported = replace(reported, result={**reported.result, "wall_seconds": None})
     facts = reported.result or _NO_RESULT
-    acceptance = _certify(evidence) if spec.task == CERTIFY else None
+    acceptance = certify(spec, evidence.observation, evidence.logs) if spec.task == CERTIFY else None
     measured = [] if acceptance is None else list(acceptance.find_contradictions())
     decision = _decide(evidence, reported, samples, step, measured)
     division = find_division(
@@ -182,12 +180,6 @@ def judge(evidence: Evidence, write_metric: Callable[[bytes], object] = lambda l
     return Judgement(
         decision.outcome, result, official_text(result), environment, decision.findings, network, certificate
     )
-
-
-def _certify(evidence: Evidence) -> "Acceptance":
-    from mlbench_cli.certify.judge import certify  # for its own runs alone: at the top it would delay all others
-
-    return certify(evidence.spec, evidence.observation, evidence.logs)
 
 
 # --- division ---------------------------------------------------------------------------------------------------------

@@ -2,21 +2,19 @@
 
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mlbench_cli import __version__
 from mlbench_cli.errors import UsageError
 from mlbench_cli.model.run import Run
 from mlbench_cli.model.spec import canonical_json
+from mlbench_cli.results.archive.documents import RunDocument
 from mlbench_cli.storage.run_folder import RUN, RunFolder
 from mlbench_cli.tasks.catalog import find_rules
 from mlbench_cli.util.json_text import format_document
 
-if TYPE_CHECKING:
-    from mlbench_cli.results.archive.documents import RunDocument
 
-
-def run_document(run: Run, provenance: Mapping[str, Any] | None = None, repeats: int | None = None) -> "RunDocument":
+def run_document(run: Run, provenance: Mapping[str, Any] | None = None, repeats: int | None = None) -> RunDocument:
     """run.json without its schema version, as plain JSON values."""
     spec = run.spec
     rules = find_rules(spec.task, spec.preset)

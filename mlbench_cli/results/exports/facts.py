@@ -1,18 +1,13 @@
 """The content of all exports: facts about a run without secrets, and metrics in order of time."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from mlbench_cli.model.goals import BEST, MEAN
 from mlbench_cli.results.analysis.figures import figures
 from mlbench_cli.results.analysis.tables import ResourceSample
+from mlbench_cli.results.archive.files import Archive
 from mlbench_cli.util.times import parse_timestamp
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from mlbench_cli.results.archive.files import Archive
 
 Plain = str | int | float | bool
 # Fields of the spec that cannot contain secrets; variables and commands are left out.

@@ -16,8 +16,8 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlbench_cli.config.extras import install_hint
-from mlbench_cli.errors import MlbenchError, naming_file_on_os_error
+from mlbench_cli.config.extras import load_library
+from mlbench_cli.errors import naming_file_on_os_error
 from mlbench_cli.results.analysis.numbers import format_value
 from mlbench_cli.results.figures.chart import (
     FIT,
@@ -34,7 +34,7 @@ from mlbench_cli.results.figures.chart import (
 from mlbench_cli.util import files
 from mlbench_cli.util.text import shorten
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # types of an optional library
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure as Picture
 
@@ -104,10 +104,7 @@ def read_colors() -> dict[str, str]:
 
 @contextmanager
 def _style() -> Iterator[None]:
-    try:
-        import matplotlib
-    except ImportError:
-        raise MlbenchError("Charts need matplotlib, which is not installed.", hint=install_hint("plots")) from None
+    matplotlib = load_library("matplotlib", "plots")
     colors = read_colors()
     own = {"axes.edgecolor": colors["edge"], "grid.color": colors["line"], "text.color": colors["ink"]}
     own |= dict.fromkeys(("axes.labelcolor", "xtick.labelcolor", "ytick.labelcolor"), colors["quiet"])
@@ -115,20 +112,20 @@ def _style() -> Iterator[None]:
     with matplotlib.rc_context(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing", category=UserWarning)
         matplotlib.rcdefaults()
-        matplotlib.rcParams.update(_STYLE | own)  # type: ignore[arg-type,unused-ignore]
+        matplotlib.rcParams.update(_STYLE | own)
         yield
 
 
 def draw(sheet: Sheet) -> "Picture":
     """The title, its warnings, the charts in two columns with a key each, and the footnote."""
-    from matplotlib.figure import Figure as Picture
-
     columns = 2 if len(sheet.charts) > 1 else 1
     starts = range(0, len(sheet.charts), columns)
     heights = [max(map(_height, sheet.charts[start : start + columns])) for start in starts] or [1.5]
     width = 5.5 * columns + 2
     note = [line for text in (sheet.subtitle, sheet.footnote) for line in textwrap.wrap(text, int(width * 15))]
-    picture = Picture(figsize=(width, sum(heights) + 0.8 + 0.15 * len(note)), layout="constrained")
+    picture: Picture = load_library("matplotlib.figure", "plots").Figure(
+        figsize=(width, sum(heights) + 0.8 + 0.15 * len(note)), layout="constrained"
+    )
     title = "   ".join((shorten(sheet.title, 150), *sheet.marks))
     color = read_colors()["second" if sheet.marks else "ink"]
     picture.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold", color=color)

@@ -10,8 +10,11 @@ import shlex
 from collections.abc import Sequence
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
 
 from mlbench_cli import __version__
 from mlbench_cli.errors import UsageError, naming_file_on_os_error
@@ -24,9 +27,6 @@ from mlbench_cli.results.figures.svg import Spent, render_spent, render_svg
 from mlbench_cli.results.report.facts import Facts
 from mlbench_cli.util import files
 from mlbench_cli.util.text import list_some
-
-if TYPE_CHECKING:
-    from jinja2 import Environment
 
 FOLDER = Path(__file__).parent
 SUFFIXES = (".html", ".htm", ".md", ".markdown")
@@ -88,10 +88,8 @@ def render_html(report: Facts, data: str = "") -> str:
     return render_page(make_environment(), "report.html.j2", report=report, data=data)
 
 
-def render_page(environment: "Environment", template: str, *sheets: str, **values: Any) -> str:
+def render_page(environment: Environment, template: str, *sheets: str, **values: Any) -> str:
     """A page without scripts, in one file: its policy allows the style sheet alone, that of reports with `sheets`."""
-    from markupsafe import Markup
-
     style = "\n".join([STYLE.read_text("utf-8"), read_asset("page.css"), *sheets])
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'sha256-{digest}'; img-src data:; {_NO_FORMS}"
@@ -101,8 +99,6 @@ def render_page(environment: "Environment", template: str, *sheets: str, **value
 
 def render_markdown(report: Facts, *, limit: int = MAX_BYTES) -> str:
     """The report for a pull request, in at most `limit` bytes, cut between sections. Untrusted text is escaped."""
-    from markupsafe import Markup
-
     environment = make_environment().overlay(
         finalize=lambda value: value if isinstance(value, Markup) else Markup(escape(str(value)))
     )
@@ -123,10 +119,8 @@ def escape(text: str) -> str:
 
 
 @cache
-def make_environment(*folders: Path) -> "Environment":
+def make_environment(*folders: Path) -> Environment:
     """Jinja with escaping and strict undefined names, for the templates of this package and of `folders`."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
     environment = Environment(
         loader=FileSystemLoader([*folders, FOLDER]),
         autoescape=True,
@@ -155,14 +149,10 @@ def make_environment(*folders: Path) -> "Environment":
 
 
 def _draw(chart: Chart) -> str:
-    from markupsafe import Markup
-
     return Markup(render_svg(chart))
 
 
 def _draw_icon(tone: str) -> str:
-    from markupsafe import Markup
-
     path = _ICONS.get(str(tone))
     if path is None:
         return ""
@@ -170,8 +160,6 @@ def _draw_icon(tone: str) -> str:
 
 
 def _draw_row(plot: dict[str, Any]) -> str:
-    from markupsafe import Markup
-
     spent = [
         Spent(each["name"], each["color"], each["begin"], each["share"], format_value(each["seconds"], "s"))
         for each in plot["spent"]
@@ -180,8 +168,6 @@ def _draw_row(plot: dict[str, Any]) -> str:
 
 
 def _draw_swatch(color: str) -> str:
-    from markupsafe import Markup
-
     return Markup(f'<svg aria-hidden="true"><rect class="c-{color}" width="22" height="12"/></svg>')  # a word of ours
 
 

@@ -4,7 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from jinja2 import Environment
 
 from mlbench_cli import __version__
 from mlbench_cli.results.figures.chart import Chart
@@ -13,9 +15,6 @@ from mlbench_cli.results.report.render import make_environment, read_asset
 from mlbench_cli.results.site.claims import Claim, Contest, describe_setting
 from mlbench_cli.results.site.pictures import claim_charts, contest_charts
 from mlbench_cli.util.text import size as format_size
-
-if TYPE_CHECKING:
-    from jinja2 import Environment
 
 FOLDER = Path(__file__).parent / "pages"
 SCRIPT = "site.js"
@@ -112,7 +111,7 @@ def _render(template: str, look: Look, root: str, **values: Any) -> str:
 
 
 @cache
-def _environment() -> "Environment":
+def _environment() -> Environment:
     environment = make_environment(FOLDER)
     environment.filters |= {"bytes": format_size, "columns": _columns, "values": _values}
     return environment
