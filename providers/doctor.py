@@ -4,12 +4,13 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from enum import Enum
 from importlib import metadata
 from pathlib import Path
 from typing import Any, TypeVar
+
+from msgspec import Struct
 
 from mlbench_cli.config.extras import install_hint
 from mlbench_cli.errors import CredentialError, MlbenchError, TaskFailedError, UsageError
@@ -33,8 +34,7 @@ class Topic(Enum):
         self.summary = summary
 
 
-@dataclass(frozen=True)
-class Check:
+class Check(Struct, frozen=True):
     """One line of the report. `state`: ok | missing (something optional is not there) | failed (it will not work).
 
     `exit_code` is that of the error behind a failure; `hint` the next command. `topic` is None for what only one cloud

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec.structs import asdict
+
 from mlbench_cli.errors import CleanupError, CredentialError, MlbenchError
 from mlbench_cli.kube.api import Api, ApiError, ObjectNotFound
 from mlbench_cli.model.run import Cluster
@@ -133,7 +135,7 @@ class WorkloadCleanup(Resource):
             raise CleanupError(
                 f"{before}Resources that its workloads or its cloud created remain:\n{lines}",
                 hint=error.hint if error else "Delete each with the command below it.",
-                details={"leftovers": [*known, *(vars(item) for item in left)]},
+                details={"leftovers": [*known, *map(asdict, left)]},
             )
 
     def _find_orphans(self) -> list[OrphanedResource]:

@@ -1,6 +1,6 @@
 """What workloads leave in a cloud: the objects of the cluster that stand for it, and what outlives the cluster."""
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 APPS, BATCH, CORE = "/apis/apps/v1", "/apis/batch/v1", "/api/v1"
 # Of each kind: where they are listed.
@@ -16,8 +16,7 @@ DISKS = {
 KINDS = {**BALANCERS, **DISKS}
 
 
-@dataclass(frozen=True)
-class WorkloadObject:
+class WorkloadObject(Struct, frozen=True):
     """An object that stands for something in the cloud. `handle` is what the cloud calls that, as far as is known."""
 
     kind: str
@@ -40,8 +39,7 @@ class WorkloadObject:
         return f"{self.kind} {self.namespace}/{self.name}" if self.namespace else f"{self.kind} {self.name}"
 
 
-@dataclass(frozen=True)
-class OrphanedResource:
+class OrphanedResource(Struct, frozen=True):
     """Something in the cloud that nobody will remove any more, and how a person does."""
 
     kind: str

@@ -2,13 +2,14 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from mlbench_cli.api.runs import RunHandle, Runs
 from mlbench_cli.model.run import Experiment, ExperimentState, JsonObject
+from mlbench_cli.results.analysis.published import select_series
+from mlbench_cli.results.analysis.series import Row, make_rows, measure, name_settings
 from mlbench_cli.results.archive.files import Archive
 from mlbench_cli.runs import queue
 from mlbench_cli.runs.connect import Workspace
@@ -17,9 +18,6 @@ from mlbench_cli.runs.finalize import FinishedRun
 from mlbench_cli.runs.queue import QueueFolder
 from mlbench_cli.runs.snapshot import RunStatus, read_states
 from mlbench_cli.util.text import counted
-
-if TYPE_CHECKING:
-    from mlbench_cli.results.analysis.series import Row
 
 
 class ExperimentHandle(Struct, frozen=True):
@@ -96,12 +94,9 @@ class ExperimentHandle(Struct, frozen=True):
             if run.is_started and not run.is_finished:
                 run.cancel()
 
-    def table(self) -> "list[Row]":
+    def table(self) -> list[Row]:
         """The runs that have ended by their settings and number of workers, then the published rows that the file of
         the experiment names. Its `metric` is the value of a run."""
-        from mlbench_cli.results.analysis.published import select_series
-        from mlbench_cli.results.analysis.series import make_rows, measure, name_settings
-
         points = {member.run_id: member.point for member in self.experiment.members}
         runs = self.runs()
         settings = name_settings([(run.run.spec.task, points[run.run.id]) for run in runs])

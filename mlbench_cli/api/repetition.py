@@ -8,13 +8,12 @@ somebody on this machine must agree to.
 import hashlib
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from mlbench_cli import __version__
@@ -87,8 +86,7 @@ LEAVES: Mapping[str, Leaf] = {
 }
 
 
-@dataclass(frozen=True)
-class AuthorsProgram:
+class AuthorsProgram(Struct, frozen=True):
     """What a repetition would execute, mount or pass because the author of the archive chose it.
 
     `choices` are (field, value) pairs, the command first. `signer` is who signed the archive, if it is one of the
@@ -150,8 +148,7 @@ def repeat_archive(
     return _make_launch(workspace, name, frozen, [spec], require_goal=require_goal)
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(Struct, frozen=True):
     """Where a reproduction runs. `cluster`: None for this machine; `data_dir`: where the data are there."""
 
     cluster: str | None = None

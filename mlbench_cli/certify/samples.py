@@ -2,11 +2,10 @@
 that does not decode is skipped."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Annotated, BinaryIO
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, field
 
 from task_images.certify.rules import PREFIX, TESTS, Evidence, Sample, Suspect
 
@@ -109,8 +108,7 @@ Row = Inventory | Rates | Collective | Training | Failed | Scope | Silent | Scre
 _DECODER = msgspec.json.Decoder(Row)
 
 
-@dataclass
-class Samples:
+class Samples(Struct):
     """All evidence of a certificate. `rows` are those of ranks and of pairs, with rank and number of the line."""
 
     evidence: Evidence

@@ -1,8 +1,10 @@
 """Which node executes which workers and parameter servers. Pure: the same spec gives the same nodes."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import TypedDict
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from mlbench_cli.errors import CapacityError
 from mlbench_cli.model.spec import RunSpec
@@ -18,8 +20,7 @@ class HostRecord(TypedDict):
     interface: str | None
 
 
-@dataclass(frozen=True)
-class NodeShare:
+class NodeShare(Struct, frozen=True):
     """What one node runs: workers and parameter servers, each by number. Name and address are None if only it knows."""
 
     workers: tuple[int, ...]

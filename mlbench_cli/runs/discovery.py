@@ -3,10 +3,10 @@ the store.
 """
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from msgspec.structs import replace
+from msgspec import Struct
+from msgspec.structs import asdict, replace
 
 from mlbench_cli.engines.base import CanDiscover, FoundRun, UnreadableRun
 from mlbench_cli.errors import DamagedArchive, UsageError
@@ -22,8 +22,7 @@ RECORDED, KNOWN, TAKEN, UNREADABLE = "recorded", "known", "name_taken", "unreada
 FETCHED = "fetched"
 
 
-@dataclass(frozen=True)
-class Discovered:
+class Discovered(Struct, frozen=True):
     """A run found on a cluster. `here` is its status on this machine: recorded, known, name_taken, unreadable.
 
     `created` is RFC 3339; `results` says whether they are fetched, damaged or on the cluster. `problem` says why it is

@@ -8,7 +8,6 @@ import os
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -30,8 +29,7 @@ FROM = "from"  # key in an experiment's request: the id of the run that it repea
 ENTRY = "runs"  # in the point of a member: the entry of its experiment file
 
 
-@dataclass(frozen=True)
-class Candidate:
+class Candidate(Struct, frozen=True, dict=True):
     """A run of a request. `point`: the texts of its matrix point."""
 
     spec: RunSpec

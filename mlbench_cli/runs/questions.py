@@ -5,9 +5,10 @@ The possible answers, what each means, what is missing for it on this machine, a
 
 import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct, to_builtins
 
 from mlbench_cli.config import settings
 from mlbench_cli.errors import MlbenchError
@@ -24,8 +25,7 @@ DEFAULT_TASK = "digits_resnet"  # a training of a minute that needs no data
 MAX_WORKERS = 4096
 
 
-@dataclass(frozen=True)
-class PresetChoice:
+class PresetChoice(Struct, frozen=True):
     """A preset: what it changes, and what of its data is missing here ("" if nothing is)."""
 
     name: str
@@ -33,8 +33,7 @@ class PresetChoice:
     lack: str
 
 
-@dataclass(frozen=True)
-class TaskChoice:
+class TaskChoice(Struct, frozen=True):
     """A task of the catalog. `data` says which files it needs, if they must be put somewhere by hand."""
 
     name: str
@@ -45,8 +44,7 @@ class TaskChoice:
     data: str | None
 
 
-@dataclass(frozen=True)
-class ClusterChoice:
+class ClusterChoice(Struct, frozen=True):
     """A cluster, and whether a run on it may be asked for GPUs."""
 
     name: str
@@ -56,8 +54,7 @@ class ClusterChoice:
     has_gpus: bool
 
 
-@dataclass(frozen=True)
-class Questions:
+class Questions(Struct, frozen=True):
     """Everything that a form needs. `name` is free; `answers` are the last ones, null if there were none, but a
     training for the first task."""
 
@@ -70,7 +67,8 @@ class Questions:
 
     def to_dict(self) -> JsonObject:
         """The questions as the REST API gives them."""
-        return asdict(self)
+        document: JsonObject = to_builtins(self)
+        return document
 
 
 def ask_questions(clusters: Sequence[Cluster], current: str, taken: Collection[str]) -> Questions:

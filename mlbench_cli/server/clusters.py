@@ -2,7 +2,8 @@
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from mlbench_cli.api import RunHandle
 from mlbench_cli.errors import MlbenchError

@@ -8,10 +8,12 @@ import math
 import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from mlbench_cli.errors import DamagedArchive, UsageError
 from mlbench_cli.results.analysis.comparability import ComparisonKey, describe, key_of
@@ -35,8 +37,7 @@ _KEY_FACTS_IN_LABEL = frozenset(
 )
 
 
-@dataclass(frozen=True)
-class Curve:
+class Curve(Struct, frozen=True):
     """One collective in one data type and place, as one run measured it. Points are (bytes, microseconds, GB/s)."""
 
     run: str

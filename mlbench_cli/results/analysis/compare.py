@@ -6,11 +6,11 @@ no figures.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from msgspec import to_builtins
+from msgspec import Struct, to_builtins
+from msgspec.structs import replace
 
 from mlbench_cli.errors import UsageError, did_you_mean
 from mlbench_cli.model.goals import BEST, MEAN
@@ -47,8 +47,7 @@ _ENTRIES = ("parameter ", "setting ")
 Values = tuple[tuple[str, str], ...]  # name and value of each axis that varies
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(Struct, frozen=True, dict=True):
     """One figure of both sides, and B's over A's. A side without the figure in each of its runs has no values."""
 
     name: str
@@ -91,8 +90,7 @@ class Row:
         return {**each, **facts, "is_metric": self.is_metric, "words": self.words, "change": to_builtins(self.change)}
 
 
-@dataclass(frozen=True)
-class Obstacle:
+class Obstacle(Struct, frozen=True):
     """Why figures should not be compared. `word` is the argument of `--across` that accepts it; empty if it cannot be
     accepted. `reason`: what several runs may have in common, of an obstacle that is about one run.
     """
@@ -112,8 +110,7 @@ def be(name: str) -> str:
     return "are" if name.endswith("workers") and name[:1].isdecimal() else "is"
 
 
-@dataclass(frozen=True)
-class Comparison:
+class Comparison(Struct, frozen=True):
     """Two sides with a row for each figure.
 
     `obstacles` say why the figures mean little together, without those that the user accepted (`across`). `excluded`
@@ -370,8 +367,7 @@ def describe_doubt(archive: Archive) -> str:
 # --- several sizes or settings --------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Pair:
+class Pair(Struct, frozen=True):
     """The runs of both sides with equal `values`; no values if neither side varies anything."""
 
     values: Values

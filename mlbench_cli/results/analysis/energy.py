@@ -5,9 +5,10 @@ estimate. CPUs, memory, fans, disks, network cards and power supplies are not in
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
+
+from msgspec import Struct
 
 from mlbench_cli.errors import DamagedArchive
 from mlbench_cli.model.goals import is_finite_number
@@ -19,8 +20,7 @@ MOST = 1e15  # of any figure of a sample; joules of a year of a large machine ro
 FIGURES = JOULES, PER_SAMPLE, PER_TOKEN = "energy", "energy per sample", "energy per token"
 
 
-@dataclass(frozen=True)
-class Energy:
+class Energy(Struct, frozen=True):
     """The energy over the sampled time, and the energy per sample of training at the mean power of that time.
 
     joules     of all devices that were sampled; for a run that reached its goal, the energy to the goal
@@ -43,8 +43,7 @@ class Energy:
         return f"{'estimate: ' if self.is_estimate else ''}{' + '.join(self.sources)}"
 
 
-@dataclass(frozen=True)
-class _Used:
+class _Used(Struct, frozen=True):
     joules: float
     seconds: float
     source: str

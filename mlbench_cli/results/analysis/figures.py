@@ -12,9 +12,11 @@ and cost, bytes sent, energy, the network between machines, and the curves of co
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakKeyDictionary
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from mlbench_cli.model.goals import Goal, is_finite_number
 from mlbench_cli.results.analysis import collectives, energy
@@ -36,8 +38,7 @@ UNREACHED = ("goal_missed", "deadline")  # of a run with a goal: it would have n
 IN_DOUBT = "in_doubt"  # instead of the outcome of a run whose evidence the judge doubts
 
 
-@dataclass(frozen=True)
-class Figure:
+class Figure(Struct, frozen=True):
     """One number of a run. `higher_is_better` is None if it is unknown; `is_metric`: the program reported it."""
 
     value: float

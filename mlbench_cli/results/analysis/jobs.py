@@ -3,15 +3,15 @@ is in the label of a group.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from mlbench_cli.results.analysis.comparability import ComparisonKey, Title
 from mlbench_cli.results.analysis.series import Group, Point, Series, label_groups
 from mlbench_cli.util.text import counted, list_some
 
 
-@dataclass(frozen=True)
-class Job:
+class Job(Struct, frozen=True):
     """Groups of runs of the same job, which share a table and figures."""
 
     name: str

@@ -11,10 +11,11 @@ A series is a method on a network, with a mean rate and a deviation for each num
 import re
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from mlbench_cli.errors import NotFoundError, UsageError, did_you_mean
 from mlbench_cli.util.csv_text import read_table
@@ -41,8 +42,7 @@ _CELL = re.compile(r"([0-9.]+)(?:\s*\+-\s*([0-9.]+))?")
 _UNITS = {"img": "images", "sen": "sentences"}
 
 
-@dataclass(frozen=True)
-class Rate:
+class Rate(Struct, frozen=True):
     """Units per second of all workers. `deviation`: over repeated runs; None if there is none."""
 
     workers: int
@@ -50,8 +50,7 @@ class Rate:
     deviation: float | None
 
 
-@dataclass(frozen=True)
-class PublishedSeries:
+class PublishedSeries(Struct, frozen=True):
     """A published measurement. `network` and `method` are the source's terms."""
 
     source: str
@@ -202,8 +201,7 @@ PHASES = {
 }
 
 
-@dataclass(frozen=True)
-class PublishedValue:
+class PublishedValue(Struct, frozen=True):
     """One published value. `is_approximate`: read from a plot, within 2 to 5 %."""
 
     task: str

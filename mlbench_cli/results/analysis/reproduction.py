@@ -9,8 +9,10 @@ original. Runs of another request, for example of another method, may be differe
 import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
 from typing import NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import asdict, replace
 
 from mlbench_cli.errors import UsageError
 from mlbench_cli.model.run import JsonObject
@@ -47,8 +49,7 @@ _PLACE_SETTINGS = ("values of engine", "values of kubernetes.")
 _MAX_PACKAGES = 5
 
 
-@dataclass(frozen=True)
-class Figure:
+class Figure(Struct, frozen=True):
     """One row of the comparison, original against reproduction, with its verdict and the reason."""
 
     row: Row
@@ -70,8 +71,7 @@ class Figure:
         }
 
 
-@dataclass(frozen=True)
-class NotTheSame:
+class NotTheSame(Struct, frozen=True):
     """A fact in which the runs differ from the original's. `matters`: times may differ because of it."""
 
     name: str
@@ -80,8 +80,7 @@ class NotTheSame:
     matters: bool
 
 
-@dataclass(frozen=True)
-class Reproduction:
+class Reproduction(Struct, frozen=True):
     """The verdict on a result, with everything that it was derived from."""
 
     verdict: Verdict

@@ -12,9 +12,11 @@ same settings but for the method if a method has none of its own.
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from mlbench_cli.errors import UsageError
 from mlbench_cli.model.goals import BEST, MEAN
@@ -51,8 +53,7 @@ from mlbench_cli.util.text import list_some
 from task_images.contract import ALL_CATEGORIES
 
 
-@dataclass(frozen=True)
-class Measurement:
+class Measurement(Struct, frozen=True):
     """One run: its numbers (figures.py), and what it may be compared with. `title` names the task, or the experiment
     and the command; `metric` is the goal's, empty without a goal; `summary` says how the run ended;
     `diverged` has the metrics whose last value is "nan", "inf" or "-inf"."""
@@ -101,8 +102,7 @@ class Measurement:
         return self.get(self.metric)
 
 
-@dataclass(frozen=True)
-class Point:
+class Point(Struct, frozen=True, dict=True):
     """All runs of a group with one number of workers: repeats. Only `good` ones count; without any, `bad` ones stand
     alone. Of what others published there are no runs, but the mean and its deviation.
     """
@@ -224,8 +224,7 @@ def relate_runs(old: Sequence[Measurement], new: Sequence[Measurement], name: st
     return relate(values[0], values[1], sessions)
 
 
-@dataclass(frozen=True)
-class Group:
+class Group(Struct, frozen=True, dict=True):
     """Runs with equal keys: they differ in nothing but the number of workers and the seed.
 
     `label` says what sets the group apart from others; `facts` are the key's, as texts.
@@ -283,8 +282,7 @@ class Group:
         return sum(self.speedup(point) is not None for point in self.points) > 1
 
 
-@dataclass(frozen=True)
-class Series:
+class Series(Struct, frozen=True):
     """Groups in the order of task and label. `common` are the facts that all groups share."""
 
     groups: tuple[Group, ...]
@@ -499,8 +497,7 @@ NO_COMMUNICATION = "noop"
 GOAL = "goal"
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(Struct, frozen=True):
     """One combination of an experiment's settings, by number of workers, and the `figure` that it shows of its runs.
 
     `source` is None for the experiment's own rows, else who published it. `baseline` is the point of one worker that

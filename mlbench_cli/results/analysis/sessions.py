@@ -11,11 +11,11 @@ independent of each other. Sessions are. The sessions of two sides decide how th
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from statistics import fmean
 from typing import NamedTuple
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from mlbench_cli.results.analysis.stats import MIN_HISTORY, MIN_RUNS, Ratio, paired_ratio, ratio
@@ -56,8 +56,7 @@ class Basis(StrEnum):
     UNKNOWN = "unknown"
 
 
-@dataclass(frozen=True)
-class Sessions:
+class Sessions(Struct, frozen=True):
     """The number of the session of each run of two sides. Equal numbers are the same session.
 
     `in_blocks`: in a session that both sides share, all repeats of one side came before the first of the other.

@@ -9,7 +9,6 @@ the requested goal, and only if a metric event has the value in the result.
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any, BinaryIO, cast
 
@@ -325,8 +324,7 @@ def _find_other_code(evidence: Evidence, reported: ReportedFacts) -> list[Findin
 # --- the outcome ----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Decision:
+class _Decision(Struct, frozen=True):
     """The decision about a run. `goal` is its document without `reached` and `seconds`; `is_proven`: the goal was
     reached.
     """

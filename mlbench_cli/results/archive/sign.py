@@ -12,9 +12,11 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO
+
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from mlbench_cli.errors import (
     CredentialError,
@@ -52,8 +54,7 @@ class OriginError(CredentialError):
     code = "origin_not_proven"
 
 
-@dataclass(frozen=True)
-class Signer:
+class Signer(Struct, frozen=True):
     """The signer of an archive: the principal in the signers file, and the key (type, SHA256 fingerprint)."""
 
     principal: str

@@ -6,11 +6,11 @@ import hashlib
 import re
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from msgspec.structs import replace
+from msgspec import Struct
+from msgspec.structs import asdict, replace
 
 from mlbench_cli import __version__
 from mlbench_cli.errors import DamagedArchive, NotFoundError, UnprovenArchive
@@ -46,8 +46,7 @@ _ARMOR = re.compile(rb"-----BEGIN SSH SIGNATURE-----\n([A-Za-z0-9+/=\n]+)\n-----
 _MAGIC = b"SSHSIG\0\0\0\1"
 
 
-@dataclass(frozen=True)
-class Problem:
+class Problem(Struct, frozen=True):
     """One problem of an archive. `file` is the file's name in the archive, empty for the whole archive.
 
     `code` is one of: unsealed missing extra changed truncated malformed_sums unsafe_name link special duplicate order
@@ -66,8 +65,7 @@ class Problem:
         return f"{self.file}: {self.message}" if self.file else self.message
 
 
-@dataclass(frozen=True)
-class Verification:
+class Verification(Struct, frozen=True):
     """The result of `verify`. `not_derived` lists, in one sentence each, what the evidence could not confirm.
 
     `has_other_form`: its documents are those of another mlbench, and this one cannot show them.

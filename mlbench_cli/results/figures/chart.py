@@ -13,9 +13,10 @@ Columns of a row; all but the first three may be missing:
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
+
+from msgspec import Struct, field
 
 from mlbench_cli.results.analysis.numbers import SECONDS
 from mlbench_cli.util.csv_text import format_csv
@@ -52,8 +53,7 @@ class Kind(StrEnum):
     SPANS = "spans"  # from low to high
 
 
-@dataclass(frozen=True)
-class Axis:
+class Axis(Struct, frozen=True):
     """`unit` is one of results/analysis/numbers.py. `at_values`: ticks are the values, such as numbers of workers."""
 
     label: str
@@ -63,8 +63,7 @@ class Axis:
     at_values: bool = False
 
 
-@dataclass(frozen=True)
-class Scale:
+class Scale(Struct, frozen=True):
     """The ends of an axis and its ticks."""
 
     low: float
@@ -81,8 +80,7 @@ class Scale:
         return (value - self.low) / (self.high - self.low)
 
 
-@dataclass(frozen=True)
-class Chart:
+class Chart(Struct, frozen=True):
     """`key` is used in file names and links. `colors` are those of series that have a meaning, such as phases."""
 
     key: str

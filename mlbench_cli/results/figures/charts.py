@@ -5,8 +5,9 @@ the report.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from mlbench_cli.errors import UsageError
 from mlbench_cli.model.goals import name_metric

@@ -2,10 +2,12 @@
 
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple, Protocol
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from mlbench_cli.model.goals import Goal, is_finite_number, name_metric
 from mlbench_cli.results.analysis.numbers import unit_of
@@ -75,8 +77,7 @@ class Sampled(Protocol):
         """The resource samples of each rank."""
 
 
-@dataclass(frozen=True)
-class LatestSamples:
+class LatestSamples(Struct, frozen=True):
     """The last samples of a run that is in progress."""
 
     name: str
@@ -91,8 +92,7 @@ class LatestSamples:
         return cls(name, found)
 
 
-@dataclass(frozen=True)
-class RunData:
+class RunData(Struct, frozen=True, dict=True):
     """An archive with its metrics and samples, read once."""
 
     archive: Archive

@@ -2,10 +2,11 @@
 against price, or values against bytes."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from mlbench_cli.model.run import JsonObject
 from mlbench_cli.results.analysis.figures import COST, SECONDS, SENT

@@ -10,11 +10,12 @@ import textwrap
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cache
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
 
 from mlbench_cli.config.extras import load_library
 from mlbench_cli.errors import naming_file_on_os_error
@@ -63,8 +64,7 @@ _STYLE: dict[str, Any] = {
 }
 
 
-@dataclass(frozen=True)
-class Sheet:
+class Sheet(Struct, frozen=True):
     """Charts side by side in one file `name`.png and .svg, with their rows in `name`.csv. `marks` are warnings beside
     the title, such as "SYNTHETIC DATA". A sheet without charts shows its `message`."""
 

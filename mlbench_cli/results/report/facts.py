@@ -2,8 +2,9 @@
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from mlbench_cli.model.goals import BEST, MEAN, name_metric
 from mlbench_cli.model.methods import method_of

@@ -1,7 +1,8 @@
 """The finding of a report: which two configurations of a job its title is about."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from mlbench_cli.model.methods import OWN
 from mlbench_cli.results.analysis.comparability import CHOICES, describe
@@ -17,8 +18,7 @@ _DEFAULT_METHOD = describe("method", OWN)  # what its label begins with, and no 
 _BASELINES = (OWN, "bsp", "ddp")  # baseline methods, in order of preference
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(Struct, frozen=True):
     """One configuration of a job: a group with one number of workers."""
 
     group: Group
@@ -40,8 +40,7 @@ class Place:
         return counted(self.point.workers, "worker")
 
 
-@dataclass(frozen=True)
-class Finding:
+class Finding(Struct, frozen=True):
     """The finding of the page: one configuration against its baseline, compared as by `mlbench compare`."""
 
     base: Place

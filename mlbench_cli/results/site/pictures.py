@@ -1,9 +1,10 @@
 """The charts of a site: time against cost with the Pareto front, trends over time, runs of a claim."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from datetime import date
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from mlbench_cli.results.analysis import collectives
 from mlbench_cli.results.analysis.jobs import Job

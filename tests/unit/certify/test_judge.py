@@ -3,7 +3,6 @@
 import io
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from itertools import product
@@ -11,7 +10,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from msgspec.structs import replace as changed
+from msgspec.structs import replace
 
 from mlbench_cli.certify.expectations import Figure
 from mlbench_cli.certify.judge import judge
@@ -44,7 +43,7 @@ def complete(samples: Samples) -> Samples:
     """The samples, as if all nodes had been measured together, too."""
     if "network" not in samples.evidence.rounds:
         pair_up(samples, {})
-    samples.together = [changed(item, ranks=tuple(range(samples.ranks))) for item in healthy().together]
+    samples.together = [replace(item, ranks=tuple(range(samples.ranks))) for item in healthy().together]
     return samples
 
 
@@ -130,7 +129,7 @@ def test_what_was_not_measured_blocks_accepted() -> None:
     samples.failed = [Failed(tuple(range(8)), "timed out", "all_to_all")]
     assert certify(samples)["reason"] == "all_to_all failed: timed out"
     samples.silent[7] = "collectives"  # that is why, and the others were measured without it
-    samples.together = [changed(item, ranks=tuple(range(7))) for item in samples.together]
+    samples.together = [replace(item, ranks=tuple(range(7))) for item in samples.together]
     assert certify(samples)["verdict"] == "accepted_without"
     unmeasured = Figure("all_to_all", 1 << 34, 8, 79.0, "somebody")
     assert certify(healthy(), expected=[unmeasured])["verdict"] == "cannot_tell"
@@ -142,7 +141,7 @@ def test_what_was_not_measured_blocks_accepted() -> None:
 
 def test_a_node_that_was_not_measured_with_the_others_was_not_tested() -> None:
     samples = healthy()
-    samples.together = [changed(item, ranks=tuple(range(7))) for item in samples.together]
+    samples.together = [replace(item, ranks=tuple(range(7))) for item in samples.together]
     document = certify(samples)
     assert (document["reason"], states(document)) == ("not tested: n7", {"n7": ("not_tested", [])})
 
@@ -210,7 +209,7 @@ def test_a_silent_node_and_one_that_computes_wrong_numbers_are_named_and_the_res
     samples.silent[5] = "pairs"
     samples.rows = [(2, 7, Rates(at=1.0, digest="0123456789abcdef"))]
     left = tuple(rank for rank in range(8) if rank not in (2, 5))
-    samples.together = [changed(item, ranks=left) for item in samples.together]
+    samples.together = [replace(item, ranks=left) for item in samples.together]
     document = certify(samples)
     assert states(document) == {"n2": ("failed", ["wrong_result"]), "n5": ("failed", ["no_answer"])}
     assert document["verdict"] == "accepted_without"
@@ -277,7 +276,7 @@ def test_published_figures_judge_the_cluster_and_never_a_node() -> None:
     assert (document["verdict"], states(document)) == ("rejected", {})
     assert [found["reason"] for found in document["findings"]] == ["below_expected"]
     assert document["delivers"]["collectives"][0]["expected"]["share"] == pytest.approx(0.1835, abs=1e-3)
-    assert certify(healthy(), expected=[changed(known, value=0.19)])["verdict"] == "accepted"
+    assert certify(healthy(), expected=[replace(known, value=0.19)])["verdict"] == "accepted"
     low = Figure("all_reduce", 1 << 34, 8, 100.0, "the seller", machine="GB300")  # published: 923
     assert "at least 692.25 GB/s, 75 % of the 923 GB/s" in certify(healthy(), expected=[low])["reason"]
 
@@ -321,13 +320,13 @@ def test_a_device_that_cannot_be_used_is_missing_and_its_node_returned() -> None
 def test_a_slow_path_in_place_of_a_fast_one_is_no_acceptance_and_an_unknown_one_neither() -> None:
     samples = healthy()
     (row, training) = samples.together
-    samples.together = [changed(row, transport="Socket"), training]
+    samples.together = [replace(row, transport="Socket"), training]
     assert certify(samples)["verdict"] == "accepted"  # it has nothing else
     samples.inventories[0] = Inventory({"infiniband": "mlx5_0"})
     document = certify(samples)
     assert (document["verdict"], states(document)) == ("rejected", {})
     assert [found["reason"] for found in document["findings"]] == ["transport_fallback"]
-    samples.together = [changed(row, transport=None), training]
+    samples.together = [replace(row, transport=None), training]
     assert certify(samples)["reason"] == "which network carried all_reduce is not known"
 
 
@@ -372,7 +371,7 @@ def test_clocks_that_are_ahead_and_behind_are_drift() -> None:
 def test_a_wrong_sum_in_one_cycle_of_a_soak_rejects_the_cluster() -> None:
     samples = healthy()
     (good, _) = samples.together
-    samples.together.append(changed(good, right=False, cycle=7))
+    samples.together.append(replace(good, right=False, cycle=7))
     document = certify(samples)
     assert document["verdict"] == "rejected"
     assert [found["reason"] for found in document["findings"]] == ["wrong_result"]

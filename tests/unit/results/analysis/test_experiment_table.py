@@ -4,11 +4,11 @@ import csv
 import io
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from mlbench_cli.errors import NotFoundError, UsageError
 from mlbench_cli.results.analysis.figures import COST, SECONDS, THROUGHPUT, Figure

@@ -1,9 +1,10 @@
 """What figures over the number of workers show: every value by hand, and which figures a job has."""
 
-from dataclasses import replace
+import dataclasses
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from mlbench_cli.results.analysis.jobs import Job, split_jobs
 from mlbench_cli.results.analysis.series import Measurement, group_runs
@@ -21,7 +22,7 @@ def run(measured: Measurement, name: str, workers: int, seconds: float, **change
     facts = {key: value for key, value in changes.items() if key not in measured.figures and key != "outcome"}
     fields: dict[str, Any] = {"outcome": changes["outcome"]} if "outcome" in changes else {}
     figures = {**measured.figures, **known}
-    moment, key = measured.moment._replace(run=name), replace(measured.key, **facts)
+    moment, key = measured.moment._replace(run=name), dataclasses.replace(measured.key, **facts)
     return replace(measured, name=name, source=name, workers=workers, figures=figures, key=key, moment=moment, **fields)
 
 
