@@ -31,14 +31,11 @@ from mlbench_cli.errors import (
 )
 from mlbench_cli.model.cluster_details import ClusterDetails, TimesRecord
 from mlbench_cli.model.run import Cluster
-from mlbench_cli.storage.store import Store
-from mlbench_cli.util.times import timestamp
+from mlbench_cli.storage.store import CLUSTER, REMOVED, Store
 from providers.base import BusyError, Resource, ResourceStatus, TransientError, delete_command, foreign_resource_error
 
 # Transient errors of one resource that last longer than this count as a failure, in seconds.
 PATIENCE_SECONDS = 120.0
-# Kind and action of the journal entry that keeps the last record of a deleted cluster.
-CLUSTER, REMOVED = "cluster", "removed"
 
 
 @dataclass(frozen=True)
@@ -128,18 +125,6 @@ def down(
                 provider=last.provider, created=last.created, details=last.details,
             )  # fmt: skip
         store.forget_cluster(cluster)
-
-
-def find_deleted_cluster(store: Store, name: str) -> Cluster | None:
-    """The last record of the deleted cluster of that name, with the time of its deletion; None without one."""
-    for entry in reversed(store.journal_of(name)):
-        if entry.kind == CLUSTER and entry.action == REMOVED:
-            kept, identity = entry.details, entry.cluster
-            details = {**kept["details"], "removed": timestamp(entry.time)}
-            return Cluster(
-                *(name, kept["provider"], REMOVED, kept["created"], details), identity.account, identity.location
-            )
-    return None
 
 
 # --- provisioning times: when each resource was requested, what it waited for, and when it was ready or gone ----------

@@ -12,33 +12,27 @@
 Names without an underscore in `__all__` follow semantic versioning. Errors are those of `mlbench_cli.errors`, whose
 tree is the table of exit codes. Nothing is printed. `to_pandas`, `to_polars` and `to_arrow` need these libraries;
 without them everything is an object of plain values. A client may be used by one thread; make one per thread.
-
-A name is imported when it is first used, so that a command which prints one line does not wait for the others.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from mlbench_cli.api.archives import (
-        check_archive,
-        compare,
-        judge,
-        judge_reproduction,
-        metrics_of,
-        open_archive,
-        report,
-        resources_of,
-        series,
-    )
-    from mlbench_cli.api.client import Chosen, Client
-    from mlbench_cli.api.experiments import ExperimentHandle
-    from mlbench_cli.api.launches import Launch, OpenExperiment
-    from mlbench_cli.api.repetition import AuthorsProgram
-    from mlbench_cli.api.runs import RunHandle
-    from mlbench_cli.engines.base import Submission
-    from mlbench_cli.results.analysis.tables import MetricPoint, MetricTable, ResourceTable
-    from mlbench_cli.runs.finalize import FinishedRun
+from mlbench_cli.api.archives import (
+    check_archive,
+    compare,
+    judge,
+    judge_reproduction,
+    metrics_of,
+    open_archive,
+    report,
+    resources_of,
+    series,
+)
+from mlbench_cli.api.client import Chosen, Client
+from mlbench_cli.api.experiments import ExperimentHandle
+from mlbench_cli.api.launches import Launch, OpenExperiment
+from mlbench_cli.api.repetition import AuthorsProgram
+from mlbench_cli.api.runs import RunHandle
+from mlbench_cli.engines.base import Submission
+from mlbench_cli.results.analysis.tables import MetricPoint, MetricTable, ResourceTable
+from mlbench_cli.runs.finalize import FinishedRun
 
 __all__ = [
     "AuthorsProgram",
@@ -63,29 +57,3 @@ __all__ = [
     "resources_of",
     "series",
 ]
-
-# Name -> the module of mlbench_cli that has it.
-_HOMES = {
-    **dict.fromkeys(("check_archive", "compare", "judge", "judge_reproduction", "metrics_of"), "api.archives"),
-    **dict.fromkeys(("open_archive", "report", "resources_of", "series"), "api.archives"),
-    **dict.fromkeys(("Chosen", "Client"), "api.client"),
-    **dict.fromkeys(("Launch", "OpenExperiment"), "api.launches"),
-    **dict.fromkeys(("MetricPoint", "MetricTable", "ResourceTable"), "results.analysis.tables"),
-    "AuthorsProgram": "api.repetition",
-    "ExperimentHandle": "api.experiments",
-    "FinishedRun": "runs.finalize",
-    "RunHandle": "api.runs",
-    "Submission": "engines.base",
-}
-
-
-def __getattr__(name: str) -> object:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = getattr(import_module(f"mlbench_cli.{_HOMES[name]}"), name)
-    globals()[name] = found
-    return found
-
-
-def __dir__() -> list[str]:
-    return __all__

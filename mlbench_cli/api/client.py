@@ -1,37 +1,38 @@
 """The API client: finds, starts and follows the runs that this machine knows."""
 
+import inspect
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from mlbench_cli.api.experiments import ExperimentHandle
 from mlbench_cli.api.launches import API_COMMAND, Launch, make_launch
+from mlbench_cli.api.repetition import AuthorsProgram, Place, refuse_program, repeat_archive, reproduce_archives
 from mlbench_cli.api.runs import RunHandle, Runs
+from mlbench_cli.api.sources import find_archives
 from mlbench_cli.errors import NotFoundError, UsageError, did_you_mean
 from mlbench_cli.model.run import Cluster, JsonObject
+from mlbench_cli.results.analysis.published import select_series
 from mlbench_cli.results.archive.files import Archive
 from mlbench_cli.runs import launch as launches
 from mlbench_cli.runs.connect import Workspace
 from mlbench_cli.runs.defaults import default_cluster, with_defaults
+from mlbench_cli.runs.discovery import Discovered, discover_runs, list_unknown_folders
 from mlbench_cli.runs.experiment import expand, request_of
 from mlbench_cli.runs.experiment_file import expand_file, find_file, parse_experiment_file, read_experiment_file
 from mlbench_cli.runs.matrix import MAX_MEMBERS
+from mlbench_cli.runs.questions import Questions, ask_questions, remember
 from mlbench_cli.runs.request import OPTIONS, Request, equivalent_command, matrix_of, merge
 from mlbench_cli.runs.select import Filter, select
 from mlbench_cli.runs.snapshot import RunStatus, read_states
 from mlbench_cli.runs.views import runs_document
 from mlbench_cli.util.text import counted
-
-if TYPE_CHECKING:
-    from mlbench_cli.api.repetition import AuthorsProgram
-    from mlbench_cli.runs.discovery import Discovered
-    from mlbench_cli.runs.questions import Questions
 
 
 class Chosen(Struct, frozen=True):
@@ -82,18 +83,14 @@ class Client(Workspace):
             )
         return self.submit(Request(name=name, workers=sizes, **options), require_goal=require_goal)
 
-    def questions(self) -> "Questions":
+    def questions(self) -> Questions:
         """The questions of `mlbench run` and their possible answers, e.g. for a form."""
-        from mlbench_cli.runs.questions import ask_questions
-
         taken = [row.run.name for row in self.store.iterate_runs()]
         return ask_questions(self.store.clusters(), default_cluster(self.store).name, taken)
 
     def remember(self, request: Request) -> None:
         """Remember the answers in a `Request` as defaults for later questions, as the wizard does."""
-        from mlbench_cli.runs import questions
-
-        if problem := questions.remember(request):
+        if problem := remember(request):
             self.notify(problem)
 
     def plan(self, request: Request) -> JsonObject:
@@ -161,7 +158,7 @@ class Client(Workspace):
         *,
         require_goal: bool = False,
         signers: Path | None = None,
-        agree: "Callable[[AuthorsProgram], None] | None" = None,
+        agree: Callable[[AuthorsProgram], None] | None = None,
     ) -> Launch:
         """Repeat the run of an archive (folder, zip, or run name) exactly; `request` may only contain its name.
 
@@ -169,8 +166,6 @@ class Client(Workspace):
         reject them. By default they are rejected, unless this machine started that run. `signers` is a file of allowed
         signers. Raises UsageError or NotFoundError with the reason if it cannot be repeated here exactly.
         """
-        from mlbench_cli.api.repetition import refuse_program, repeat_archive
-
         return repeat_archive(
             self, source, request, require_goal=require_goal, signers=signers, agree=agree or refuse_program
         )
@@ -183,7 +178,7 @@ class Client(Workspace):
         repeats: int,
         cluster: str | None = None,
         data_dir: str | None = None,
-        agree: "Callable[[AuthorsProgram], None] | None" = None,
+        agree: Callable[[AuthorsProgram], None] | None = None,
     ) -> Launch:
         """Prepare `repeats` further runs of verified archives with new seeds. Nothing is started.
 
@@ -191,13 +186,11 @@ class Client(Workspace):
         `prepare_repetition`. Judge them with `mlbench_cli.api.judge_reproduction`. Raises UsageError or NotFoundError
         if they cannot be repeated here.
         """
-        from mlbench_cli.api.repetition import Place, reproduce_archives
-
         return reproduce_archives(self, original, name, repeats, Place(cluster, data_dir), agree)
 
     def fetch_archive(self, url: str) -> Path:
         """Fetch the zip at `url` into the data folder; its path. Open it with `open_archive`, which verifies it."""
-        from mlbench_cli.api.remote_archives import fetch_archive
+        from mlbench_cli.api.remote_archives import fetch_archive  # urllib and ssl take 10 ms
 
         return fetch_archive(url, self)
 
@@ -223,8 +216,6 @@ class Client(Workspace):
         Given options override those in the file. With `only_list`, runs for GPUs are listed on a machine without any,
         where they cannot be started. Raises UsageError that names file and key, NotFoundError.
         """
-        from mlbench_cli.results.analysis.published import select_series
-
         known = self.store.find_experiment(file)
         if known is not None and "runs" in known.request and not Path(file).is_file():
             found = parse_experiment_file(dict(known.request), file)
@@ -310,9 +301,7 @@ class Client(Workspace):
 
     def find_cluster(self, name: str) -> Cluster:
         """The record of a cluster, even a deleted one. Raises NotFoundError, or UsageError if the name is ambiguous."""
-        from mlbench_cli.clusters.manage import find_record
-
-        return find_record(self.store, name)
+        return self.store.last_record(name)
 
     def clusters(self) -> list[Cluster]:
         """The clusters that this machine knows, including `local`."""
@@ -343,8 +332,6 @@ class Client(Workspace):
 
         For experiments only runs that have ended count. Raises NotFoundError, or UsageError if none has.
         """
-        from mlbench_cli.api.sources import find_archives
-
         return find_archives(words, self.store, self.notice)
 
     # --- how things stand -------------------------------------------------------------------------------------------
@@ -360,25 +347,19 @@ class Client(Workspace):
 
     def list_unknown_folders(self) -> list[Path]:
         """The sealed folders in the data folder whose runs the store does not know."""
-        from mlbench_cli.runs.discovery import list_unknown_folders
-
         return list_unknown_folders(self.store)
 
-    def discover(self, cluster: str, namespace: str | None = None) -> "list[Discovered]":
+    def discover(self, cluster: str, namespace: str | None = None) -> list[Discovered]:
         """Record the runs of a cluster that another machine started, under the ids that they have there.
 
         "local" means the runs whose sealed folders the store does not know, e.g. because it was emptied. Raises
         NotFoundError for an unknown cluster.
         """
-        from mlbench_cli.runs.discovery import discover_runs
-
         return discover_runs(self.store.cluster(cluster), self.store, namespace, self.notice)
 
 
 def _complete_options() -> None:
     """Let notebooks and other IPython shells complete the options of `Client.run`."""
-    import inspect
-
     own = inspect.signature(Client.run)
     options = [
         inspect.Parameter(

@@ -15,8 +15,11 @@ from mlbench_cli.model.goals import Goal
 from mlbench_cli.model.methods import method_phrase
 from mlbench_cli.model.run import Experiment, FindingDocument, JsonObject, Outcome, Phase, Run, RunRow, RunState
 from mlbench_cli.results.analysis.figures import IN_DOUBT, figures, outcome_of
+from mlbench_cli.results.analysis.tables import SETTINGS, MetricPoint, MetricTable, ResourceTable
 from mlbench_cli.results.archive.evidence import parse_metric, read_last_samples, read_samples
 from mlbench_cli.results.archive.files import Archive, pack
+from mlbench_cli.results.archive.reseal import seal_partial
+from mlbench_cli.results.archive.verify import open_verified
 from mlbench_cli.runs import supervise
 from mlbench_cli.runs.connect import Workspace
 from mlbench_cli.runs.finalize import FinishedRun, finalize, read_finished
@@ -31,10 +34,8 @@ from mlbench_cli.util.files import size_of
 from mlbench_cli.util.text import counted
 from mlbench_cli.util.times import parse_timestamp
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # types of an optional library
     import pandas
-
-    from mlbench_cli.results.analysis.tables import MetricPoint, MetricTable, ResourceTable
 
 STACKS_SECONDS = 3.0  # after which a program that could not print its stacks yet is asked again
 
@@ -264,23 +265,19 @@ class RunHandle(Struct, frozen=True):
         last: int | None = None,
         summarize: int | None = None,
         ranks: Collection[int] | None = None,
-    ) -> "MetricTable":
+    ) -> MetricTable:
         """The metrics reported so far, in chronological order.
 
         `names` are exact; default: all. `since` is in seconds since 1970. `summarize` N means at most N points of each
         name and rank: means of groups of equal size, dated by their first (an incomplete last group is left out, as the
         original's API did). `last` N: the last N of each name and rank, after summarizing. 0 means no limit for both.
         """
-        from mlbench_cli.results.analysis.tables import SETTINGS, MetricTable
-
         facts = self.describe()
         settings = {name: facts[name] or ("" if name != "seed" else 0) for name in SETTINGS}
         table = MetricTable(self._metric_points(ranks), {self.name: settings})
         return table.select(names, since=since, summarize=summarize, last=last)
 
-    def _metric_points(self, ranks: Collection[int] | None) -> "Iterator[MetricPoint]":
-        from mlbench_cli.results.analysis.tables import MetricPoint
-
+    def _metric_points(self, ranks: Collection[int] | None) -> Iterator[MetricPoint]:
         workers = self.run.spec.workers
         if self.is_sealed:
             rows: Iterable[Mapping[str, Any]] = self._rows(METRICS)
@@ -291,19 +288,15 @@ class RunHandle(Struct, frozen=True):
         points = (MetricPoint.parse(self.name, workers, row) for row in rows)
         return (point for point in points if point is not None and (ranks is None or point.rank in ranks))
 
-    def resources(self) -> "ResourceTable":
+    def resources(self) -> ResourceTable:
         """Samples of CPU, memory and traffic of every rank, in chronological order."""
-        from mlbench_cli.results.analysis.tables import ResourceTable
-
         if self.is_sealed:
             with Archive.open(self.run.folder) as archive:
                 return ResourceTable.parse(self.name, archive.resources())
         return ResourceTable.parse(self.name, read_samples(self.run.folder / RESOURCES))
 
-    def latest_samples(self) -> "ResourceTable":
+    def latest_samples(self) -> ResourceTable:
         """The last samples of the ranks, read from the end of the file: cheap for a run of any length."""
-        from mlbench_cli.results.analysis.tables import ResourceTable
-
         return ResourceTable.parse(self.name, read_last_samples(self.run.folder / RESOURCES))
 
     def _rows(self, name: str) -> Iterator[JsonObject]:
@@ -346,9 +339,7 @@ class RunHandle(Struct, frozen=True):
 
     def archive(self, *, verify: bool = True, unproven: bool = False) -> Archive:
         """The run's archive, as `open_archive` opens it. Raises UsageError as long as it is not complete."""
-        from mlbench_cli.api.archives import open_archive
-
-        return open_archive(self.results, verify=verify, unproven=unproven)
+        return open_verified(self.results, unproven=unproven) if verify else Archive.open(self.results)
 
     def download(self, target: Path) -> Path:
         """Write the archive as a zip: the same archive gives the same bytes."""
@@ -360,8 +351,6 @@ class RunHandle(Struct, frozen=True):
 
         Raises UsageError if the run has not been started.
         """
-        from mlbench_cli.results.archive.reseal import seal_partial
-
         if self.finished is not None:
             return self.download(target)
         if not self.is_started:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import Struct
@@ -23,10 +23,8 @@ from mlbench_cli.model.spec import check_name
 from mlbench_cli.storage.store import Store
 from providers import registry
 from providers.base import PartialSearchError, Plan, Provider, Resource, delete_command
-from providers.lifecycle import Report, find_deleted_cluster, hold_operation_lock, is_operation_running, up
-
-if TYPE_CHECKING:
-    from providers.helm.install import Installation
+from providers.helm.install import WAIT_SECONDS, Installation, Release, prepare_chart
+from providers.lifecycle import Report, hold_operation_lock, is_operation_running, up
 
 # TTL of a paid cluster that no person has confirmed: long enough for a benchmark, short enough for a bill.
 UNATTENDED_TTL = "8h"
@@ -82,7 +80,7 @@ class PlannedCluster:
     cluster: Cluster
     plan: Plan
     provider: Provider
-    installation: "Installation | None"
+    installation: Installation | None
     chart_notes: str = field(default="", init=False)  # what the Helm chart says once it is installed
     keeps_end: bool = field(default=False, init=False)  # it exists, and its end was not asked to move
     moves_end: bool = field(default=False, init=False)  # it existed, with another end: its tags are still to be set
@@ -130,8 +128,6 @@ class PlannedCluster:
         return ready
 
     def _create(self, cluster: Cluster, store: Store, report: Report) -> Cluster:
-        from providers.helm.install import Release
-
         resources: list[Resource] = list(self.provider.resources(cluster))
         if self.installation is None:
             return up(cluster, resources, store, report=report)
@@ -222,10 +218,8 @@ def owner_name() -> str:
     return re.sub(r"[^a-z0-9_-]", "-", name.lower())[:63]
 
 
-def _prepare_chart(request: CreationRequest) -> "AbstractContextManager[Installation | None]":
+def _prepare_chart(request: CreationRequest) -> AbstractContextManager[Installation | None]:
     """The Helm chart with its values, fetched and checked; None if none was asked for."""
-    from providers.helm.install import WAIT_SECONDS, prepare_chart
-
     if request.chart_location is None and not request.custom_values and request.chart_seconds is None:
         return nullcontext()
 
@@ -233,7 +227,7 @@ def _prepare_chart(request: CreationRequest) -> "AbstractContextManager[Installa
     return prepare_chart(request.chart_location, request.custom_values, seconds)
 
 
-def _with_charts(cluster: Cluster, known: Cluster | None, installation: "Installation | None") -> Cluster:
+def _with_charts(cluster: Cluster, known: Cluster | None, installation: Installation | None) -> Cluster:
     """The cluster with the Helm charts of its record `known`, and the one to be installed."""
     charts = [] if known is None else list(ClusterDetails.of(known).helm_charts)
     if installation is not None:
@@ -406,16 +400,6 @@ def find_cluster(store: Store, name: str, provider_name: str | None, scope: Mapp
         hint="mlbench list-clusters",
         details={"found": sorted(cluster.name for cluster in discovered)},
     )
-
-
-def find_record(store: Store, reference: str) -> Cluster:
-    """The record of a cluster, the last one if it was deleted. Raises NotFoundError with the nearest name."""
-    try:
-        return store.cluster(reference)
-    except NotFoundError:
-        if (deleted := find_deleted_cluster(store, reference)) is not None:
-            return deleted
-        raise
 
 
 def _only_one(name: str, clusters: Sequence[Cluster]) -> Cluster:

@@ -5,7 +5,6 @@ from datetime import UTC, datetime
 from typing import Literal, TypedDict, cast
 
 from mlbench_cli import console
-from mlbench_cli.clusters.manage import find_record
 from mlbench_cli.commands._common import Format
 from mlbench_cli.errors import MlbenchError
 from mlbench_cli.model.cluster_details import PlanLineRecord, TimesRecord
@@ -80,7 +79,7 @@ class ClusterDocument(TypedDict):
 
 def show_cluster(store: Store, name: str, output: Format, *, cloud: bool = False) -> None:
     """Print the record of a cluster, even a deleted one; with `cloud`, also its current resources."""
-    document = cluster_document(store, find_record(store, name), cloud=cloud)
+    document = cluster_document(store, store.last_record(name), cloud=cloud)
     if output == Format.json:
         console.out_json(document)
     else:

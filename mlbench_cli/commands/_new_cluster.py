@@ -32,7 +32,7 @@ from mlbench_cli.storage.store import Store
 from mlbench_cli.util.text import counted
 from providers import registry
 from providers.base import PartialSearchError, delete_command
-from providers.lifecycle import find_deleted_cluster, hold_operation_lock
+from providers.lifecycle import hold_operation_lock
 from providers.machines import load_shapes
 
 RESERVE_SECONDS = 3600.0  # added to the cluster's lifetime for pulling images, a slow start and fetching
@@ -100,7 +100,7 @@ def count_nodes(specs: Sequence[RunSpec]) -> int:
 def find_earlier(store: Store, request: CreationRequest) -> Cluster | None:
     """The cluster as an earlier command recorded it, which may have deleted it since."""
     found = next((item for item in store.clusters() if item.name == request.name), None)
-    earlier = found or find_deleted_cluster(store, request.name)
+    earlier = found or store.find_deleted_cluster(request.name)
     return earlier if earlier is not None and earlier.provider == request.provider.name else None
 
 

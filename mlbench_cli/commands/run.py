@@ -8,14 +8,14 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import count, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from msgspec.structs import replace
 
 import templates
 from mlbench_cli import console
-from mlbench_cli.api import Client, Launch, OpenExperiment, RunHandle, Submission
+from mlbench_cli.api import AuthorsProgram, Client, Launch, OpenExperiment, RunHandle, Submission
 from mlbench_cli.commands._common import (
     Format,
     complete_backends,
@@ -28,6 +28,8 @@ from mlbench_cli.commands._common import (
     require_goal_option,
     yes_option,
 )
+from mlbench_cli.commands._completion import complete_axes, complete_methods, complete_providers, complete_settings
+from mlbench_cli.commands._experiment_file import How, run_file
 from mlbench_cli.commands._members import follow_all, start_detached, wait_for_queue
 from mlbench_cli.commands._report import Ended, report_ended
 from mlbench_cli.commands._values import HELP_ALL, PanelCommand
@@ -35,6 +37,7 @@ from mlbench_cli.errors import UsageError
 from mlbench_cli.model.faults import Policy
 from mlbench_cli.model.run import Cluster
 from mlbench_cli.model.spec import MAX_WORKERS, NAME_LENGTH, RunSpec
+from mlbench_cli.runs import wizard
 from mlbench_cli.runs.defaults import with_defaults
 from mlbench_cli.runs.experiment_file import describes_several
 from mlbench_cli.runs.launch import check_names, is_public, local_machine
@@ -61,11 +64,8 @@ from mlbench_cli.tasks.catalog import packages_of, use_task_folder
 from mlbench_cli.util.files import write_atomically
 from mlbench_cli.util.text import list_some, shorten
 
-if TYPE_CHECKING:
-    from mlbench_cli.api import AuthorsProgram
-
-# What only some runs need is imported where they need it: a run on this machine loads nothing of clouds, of questions
-# and of experiments' tables.
+# What makes clusters and looks for images is imported where it is needed: it would make the start of each run 25 ms
+# longer.
 
 CREATED = "created_"  # prefix of the names of the options that a cluster to be created takes
 _OF_RUNS = ("to", "only_report")
@@ -312,8 +312,6 @@ def _run_several(context: typer.Context, file: str) -> int:
             f"{file} describes several runs, so {', '.join(wrong)} cannot be given here.",
             hint="Write it into the file, above runs for all of them.",
         )
-    from mlbench_cli.commands._experiment_file import How, run_file
-
     given = context.params
     how = How(*(given[name] for name in How._fields))
     to = None if given["to"] is None else Path(given["to"])  # the context has texts
@@ -321,7 +319,7 @@ def _run_several(context: typer.Context, file: str) -> int:
     return run_file(file, clusters, how, to, given["output"], ("mlbench", *context.obj))
 
 
-def _agree(program: "AuthorsProgram", *, yes: bool, is_trusted: bool, is_dry: bool) -> None:
+def _agree(program: AuthorsProgram, *, yes: bool, is_trusted: bool, is_dry: bool) -> None:
     """Print what the archive's author chose, and ask. --yes answers for archives of allowed signers only."""
     console.note(str(program))
     if is_trusted or is_dry:
@@ -407,8 +405,6 @@ def _complete(request: Request, client: Client, *, ask: bool, is_dry: bool) -> R
             "or --command 'python train.py' [--image NAME:TAG]",
         )
 
-    from mlbench_cli.runs import wizard
-
     chosen = client.cluster(request.cluster)
     request, _ = wizard.complete(request, client.clusters(), chosen, taken, with_defaults)
     if not request.create:
@@ -478,18 +474,6 @@ def _save(request: Request, path: Path, source: str | None) -> None:
 # --- the options are Request's fields -------------------------------------------------------------------------------
 
 
-def _complete_by(name: str) -> Callable[[typer.Context, str], list[str]]:
-    """A function of `_completion`, which is imported only when a shell asks."""
-
-    def complete(ctx: typer.Context, incomplete: str) -> list[str]:
-        from mlbench_cli.commands import _completion
-
-        found: list[str] = getattr(_completion, name)(ctx, incomplete)
-        return found
-
-    return complete
-
-
 def _parameter(item: Option) -> inspect.Parameter:
     """A field of Request as a parameter that Typer makes an option of."""
     repeated = item.kind in REPEATABLE
@@ -500,10 +484,10 @@ def _parameter(item: Option) -> inspect.Parameter:
         "preset": complete_presets,
         "backend": complete_backends,
         "cluster": complete_clusters,
-        "method": _complete_by("complete_methods"),
-        "set": _complete_by("complete_settings"),
-        "matrix": _complete_by("complete_axes"),
-        "create": _complete_by("complete_providers"),
+        "method": complete_methods,
+        "set": complete_settings,
+        "matrix": complete_axes,
+        "create": complete_providers,
         "on_failure": one_of(*map(str, Policy)),
     }
     option = typer.Option(

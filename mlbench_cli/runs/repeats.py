@@ -1,19 +1,17 @@
 """Repeats of a run (`mlbench run --repeat`), combined to a mean and an interval."""
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from mlbench_cli.errors import DamagedArchive
 from mlbench_cli.model.run import JsonObject, Run, RunRow
 from mlbench_cli.results.analysis.numbers import unit_of
+from mlbench_cli.results.analysis.series import Point, collect
 from mlbench_cli.results.archive.files import Archive, read_documents
 from mlbench_cli.runs.families import find_families
 from mlbench_cli.runs.select import find
 from mlbench_cli.storage.run_folder import ENVIRONMENT, RESULT, RUN, is_sealed
 from mlbench_cli.storage.store import Store
-
-if TYPE_CHECKING:
-    from mlbench_cli.results.analysis.series import Point
 
 
 class Repeats(NamedTuple):
@@ -22,7 +20,7 @@ class Repeats(NamedTuple):
     name: str
     total: int
     metric: str
-    point: "Point"
+    point: Point
 
     @property
     def unit(self) -> str:
@@ -49,7 +47,7 @@ class Repeats(NamedTuple):
         }
 
 
-def _metrics(point: "Point") -> JsonObject:
+def _metrics(point: Point) -> JsonObject:
     return {name: {which: each.to_dict() for which, each in found.items()} for name, found in point.metrics.items()}
 
 
@@ -73,8 +71,6 @@ def repeats_in(store: Store, rows: Iterable[RunRow]) -> list[Repeats]:
 
 
 def _measure(name: str, runs: Sequence[Run]) -> Iterable[Repeats]:
-    from mlbench_cli.results.analysis.series import collect
-
     groups = collect(Archive.open(run.folder) for run in runs if _is_intact(run)).groups
     unfinished = sum(not _is_intact(run) for run in runs)
     # One group, unless something that the experiment does not fix has changed between its runs, such as the code.

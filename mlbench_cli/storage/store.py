@@ -37,7 +37,10 @@ from mlbench_cli.model.run import (
 )
 from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.storage.store_schema import MIGRATIONS, SCHEMA_VERSION, TASK_OF_SPEC
-from mlbench_cli.util.times import now
+from mlbench_cli.util.times import now, timestamp
+
+# Kind and action of the journal entry that keeps the last record of a deleted cluster.
+CLUSTER, REMOVED = "cluster", "removed"
 
 NOTICE_SECONDS = 2.0  # before a client reports that it waits for the store
 MAX_NAMED = 100  # experiments whose members are queried by id; for more, all members are read
@@ -447,6 +450,26 @@ class Store:
             )
             for row in rows
         ]
+
+    def find_deleted_cluster(self, name: str) -> Cluster | None:
+        """The last record of the deleted cluster of that name, with the time of its deletion; None without one."""
+        for entry in reversed(self.journal_of(name)):
+            if entry.kind == CLUSTER and entry.action == REMOVED:
+                kept, identity = entry.details, entry.cluster
+                details = {**kept["details"], "removed": timestamp(entry.time)}
+                return Cluster(
+                    *(name, kept["provider"], REMOVED, kept["created"], details), identity.account, identity.location
+                )
+        return None
+
+    def last_record(self, reference: str) -> Cluster:
+        """The record of a cluster, the last one if it was deleted. Raises NotFoundError with the nearest name."""
+        try:
+            return self.cluster(reference)
+        except NotFoundError:
+            if (deleted := self.find_deleted_cluster(reference)) is not None:
+                return deleted
+            raise
 
     # --- plumbing -----------------------------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ from mlbench_cli.model.cluster_details import TimesRecord
 from mlbench_cli.model.run import Cluster
 from mlbench_cli.storage.store import Store
 from providers.base import Readiness, TransientError
-from providers.lifecycle import Step, Timeline, down, find_deleted_cluster, is_operation_running, up
+from providers.lifecycle import Step, Timeline, down, is_operation_running, up
 from tests import NIGHTLY
 from tests.fakes.clock import Clock
 from tests.fakes.toycloud import Thing, ToyCloud, toy_resources
@@ -402,13 +402,13 @@ def test_what_another_machine_has_made_was_there(cloud: ToyCloud, store: Store, 
 
 def test_the_times_of_a_removed_cluster_stay(cloud: ToyCloud, store: Store) -> None:
     up(CLUSTER, toy_resources(cloud, "demo"), store)
-    assert find_deleted_cluster(store, "demo") is None
+    assert store.find_deleted_cluster("demo") is None
     assert not is_operation_running(store, "demo")
     cloud.request("delete", "demo-large")
     while cloud.request("find", "demo-large"):
         pass
     down(store.cluster("demo"), toy_resources(cloud, "demo"), store)
-    gone = find_deleted_cluster(store, "demo")
+    gone = store.find_deleted_cluster("demo")
     assert gone is not None
     assert (gone.provider, gone.state) == ("toy", "removed")
     assert gone.created
@@ -418,7 +418,7 @@ def test_the_times_of_a_removed_cluster_stay(cloud: ToyCloud, store: Store) -> N
     assert ended["demo-addon"] < ended["demo-small"] < ended["demo-plane"] < ended["demo-network"]
     # What was never there leaves no result.
     down(Cluster("never", "toy"), toy_resources(cloud, "never"), store)
-    assert find_deleted_cluster(store, "never") is None
+    assert store.find_deleted_cluster("never") is None
 
 
 def test_a_removal_that_failed_tells_why_and_goes_on_with_its_times(cloud: ToyCloud, store: Store) -> None:
@@ -433,7 +433,7 @@ def test_a_removal_that_failed_tells_why_and_goes_on_with_its_times(cloud: ToyCl
     with cloud._state() as world:
         del world["things"]["other"]
     down(store.cluster("demo"), toy_resources(cloud, "demo"), store)
-    gone = find_deleted_cluster(store, "demo")
+    gone = store.find_deleted_cluster("demo")
     assert gone is not None
     assert {line["name"] for line in gone.details["removal"]} == set(cloud_names())
 
