@@ -86,7 +86,7 @@ def serve(
     runs of that cluster, and finds runs that other machines start within 30 seconds. The dashboard reaches the cluster
     the way all commands do, so the cluster needs no public port.
     """
-    try:
+    try:  # the libraries of the server come with an extra
         import uvicorn
 
         from mlbench_cli.server.app import make_app
