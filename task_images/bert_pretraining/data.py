@@ -77,8 +77,8 @@ def load_synthetic(vocabulary: int, tokens: int, seed: int) -> tuple[Corpus, Spe
 def load_text(folder: Path, vocabulary: int, source: str = TEXT) -> tuple[Corpus, Specials]:
     """The tokens of a text in `folder` (see `texts`) and its special pieces. Raises what `read_text` raises."""
     corpus, pieces = read_text(folder, source, vocabulary)
-    padding, begin, end, mask = (pieces.numbers[piece] for piece in (PADDING, BEGIN, END, MASK))
-    return corpus, Specials(padding, begin, end, mask, 0, len(pieces.pieces))
+    padding, begin, end, mask = (pieces.index(piece) for piece in (PADDING, BEGIN, END, MASK))
+    return corpus, Specials(padding, begin, end, mask, 0, len(pieces))
 
 
 class Samples:

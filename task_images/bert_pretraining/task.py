@@ -65,6 +65,7 @@ TASK = Task(
     settings=Settings,
     number="5b",
     title="BERT pretraining",
+    packages=["tokenizers>=0.21,<1"],
     backends=["gloo", "nccl"],
     measured_on=["CPU", "1 x H100"],
     method={"own": "ddp"},

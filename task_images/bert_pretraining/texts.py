@@ -7,109 +7,38 @@ text           train.txt, valid.txt and vocab.txt
 
 import json
 import re
-import unicodedata
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 from task_images.cache import cached_folder
-from task_images.contract import EnvironmentUnfitError, TaskUsageError
+from task_images.contract import EnvironmentUnfitError, TaskUsageError, need
 from task_images.fetch import ProgressLines, check_archive
 from task_images.language.tokens import Corpus, read_tokens, write_tokens
 from task_images.published import WIKITEXT103, fetch_published
 from task_images.report import DataIdentity, compare_data
 from task_images.text import read_lines
 
-# --- WordPiece: words into the longest known pieces of a vocabulary (vocab.txt) ---------------------------------------
-# A piece that continues a word begins with "##". Text is lowercased and stripped of accents; punctuation stands alone,
-# as in BERT's uncased vocabulary.
-
 PADDING, UNKNOWN, BEGIN, END, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
 SPECIAL = (PADDING, UNKNOWN, BEGIN, END, MASK)
-# CJK ideographs, as https://github.com/google-research/bert counts them (tokenization.py).
-IDEOGRAPHS = (
-    *((0x4E00, 0x9FFF), (0x3400, 0x4DBF), (0x20000, 0x2A6DF), (0x2A700, 0x2B73F), (0x2B740, 0x2B81F)),
-    *((0x2B820, 0x2CEAF), (0xF900, 0xFAFF), (0x2F800, 0x2FA1F)),
-)
-_MAX_LETTERS = 100  # longer words are unknown
+_LINES = 2_000  # encoded at once, on all cores
 
 
-def split_words(text: str) -> list[str]:
-    """Lower-case words and single punctuation marks, as BERT's own tokenizer splits them: control characters vanish,
-    and every ideograph is a word."""
-    plain = unicodedata.normalize("NFD", text.translate(_CLEAN).lower())
-    return plain.translate(_SPLIT).split()
+def encode_lines(lines: Iterable[str], pieces: Sequence[str]) -> Iterator[list[int]]:
+    """The numbers of each line's pieces, as BERT's uncased tokenizer cuts it: words in lower case without accents,
+    then the longest known pieces. A word with a part that no piece fits, or of over 100 letters, is unknown."""
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
-
-class _Letters(dict[int, str]):
-    """What each character becomes, computed when it is first met."""
-
-    def __init__(self, change: Callable[[str], str]) -> None:
-        self._change = change
-
-    def __missing__(self, code: int) -> str:
-        found = self[code] = self._change(chr(code))
-        return found
-
-
-def _clean(letter: str) -> str:
-    """Control and format characters are left out, and ideographs stand alone."""
-    if (letter.isspace() and letter in "\t\n\r") or unicodedata.category(letter) == "Zs":
-        return " "
-    if letter == "\ufffd" or unicodedata.category(letter)[0] == "C":
-        return ""
-    code = ord(letter)
-    return f" {letter} " if any(first <= code <= last for first, last in IDEOGRAPHS) else letter
-
-
-def _split(letter: str) -> str:
-    """Accents are left out, and punctuation stands alone. All symbols of ASCII count as punctuation."""
-    category = unicodedata.category(letter)
-    if category == "Mn":
-        return ""
-    is_symbol = letter.isascii() and letter.isprintable() and not letter.isalnum() and letter != " "
-    return f" {letter} " if is_symbol or category[0] == "P" else letter
-
-
-_CLEAN, _SPLIT = _Letters(_clean), _Letters(_split)
-
-
-class WordPiece:
-    """A vocabulary in its order. Raises ValueError if one of the special pieces is missing."""
-
-    def __init__(self, pieces: Sequence[str]) -> None:
-        self.pieces = list(pieces)
-        self.numbers = {piece: number for number, piece in enumerate(self.pieces)}
-        for piece in SPECIAL:
-            if piece not in self.numbers:
-                raise ValueError(f"the vocabulary has no {piece}")
-        self._known: dict[str, list[int]] = {}
-
-    def encode(self, text: str) -> list[int]:
-        """The numbers of a text's pieces."""
-        return [number for word in split_words(text) for number in self._encode_word(word)]
-
-    def _encode_word(self, word: str) -> list[int]:
-        found = self._known.get(word)
-        if found is None:
-            found = self._known[word] = list(self._cut(word)) or [self.numbers[UNKNOWN]]
-        return found
-
-    def _cut(self, word: str) -> Iterator[int]:
-        """Greedy: the longest piece first. Nothing if some part of the word has no piece."""
-        numbers, start = [], 0
-        while start < len(word) <= _MAX_LETTERS:
-            for stop in range(len(word), start, -1):
-                number = self.numbers.get(("##" if start else "") + word[start:stop])
-                if number is not None:
-                    break
-            else:
-                return
-            numbers.append(number)
-            start = stop
-        yield from numbers
+    vocabulary = {piece: number for number, piece in enumerate(pieces)}
+    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token=UNKNOWN, max_input_chars_per_word=100))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    rest = iter(lines)
+    while some := list(islice(rest, _LINES)):
+        yield from (found.ids for found in tokenizer.encode_batch_fast(some, add_special_tokens=False))
 
 
 # --- the texts --------------------------------------------------------------------------------------------------------
@@ -134,8 +63,8 @@ def fetch_texts(folder: Path, source: str) -> None:
         fetch_published(WIKITEXT103, folder, print)
 
 
-def read_text(folder: Path, source: str, vocabulary: int) -> tuple[Corpus, WordPiece]:
-    """Tokens of the text, mapped, and its vocabulary of at most `vocabulary` pieces.
+def read_text(folder: Path, source: str, vocabulary: int) -> tuple[Corpus, list[str]]:
+    """Tokens of the text, mapped, and the pieces of its vocabulary, at most `vocabulary`, by number.
 
     Raises EnvironmentUnfitError if a file is missing or wrong, TaskUsageError if the vocabulary is too large.
     """
@@ -153,7 +82,7 @@ def read_text(folder: Path, source: str, vocabulary: int) -> tuple[Corpus, WordP
         **facts["counts"],
         "training tokens": len(corpus.train),
         "validation tokens": len(corpus.valid),
-        "pieces": len(pieces.pieces),
+        "pieces": len(pieces),
     }
     return replace(corpus, identity=_identify(source, counts, entry.digest)), pieces
 
@@ -180,20 +109,21 @@ def _encode(folder: Path, source: str, size: int, place: Path) -> None:
         if not path.is_file():
             raise EnvironmentUnfitError(f"there is no {path}", _hint(folder, source))
     pieces = _read_vocabulary(folder / VOCABULARY, size)
+    need("tokenizers")
     bytes_read = 0
 
-    def read(split: str) -> Iterator[list[int]]:
+    def read(split: str) -> Iterator[str]:
         nonlocal bytes_read
         progress = ProgressLines(f"encoding {texts[split].name.lstrip('.')}", texts[split].stat().st_size, print)
         for line in read_lines(texts[split], "It must be UTF-8."):
             bytes_read += len(line.encode())
             progress.add(len(line.encode()))
-            yield pieces.encode(line)
+            yield line
 
     name = "WikiText-103, WordPiece" if source == WIKITEXT else "text, WordPiece"
-    splits = {split: read(split) for split in SPLITS}
-    write_tokens(place, splits, len(pieces.pieces), name, text_bytes=lambda: bytes_read)
-    (place / VOCABULARY).write_text("".join(f"{piece}\n" for piece in pieces.pieces), "utf-8")
+    splits = {split: encode_lines(read(split), pieces) for split in SPLITS}
+    write_tokens(place, splits, len(pieces), name, text_bytes=lambda: bytes_read)
+    (place / VOCABULARY).write_text("".join(f"{piece}\n" for piece in pieces), "utf-8")
     (place / _FACTS).write_text(json.dumps(facts), "utf-8")
     if source != TEXT:
         for path in texts.values():
@@ -223,15 +153,17 @@ def _extract_wikitext(archive: Path, texts: Mapping[str, Path]) -> dict[str, int
     return {"training lines": counts["train"], "validation lines": counts["valid"]}
 
 
-def _read_vocabulary(path: Path, size: int) -> WordPiece:
-    try:
-        pieces = WordPiece(list(read_lines(path, "It must be UTF-8.")))
-    except ValueError as error:
-        raise EnvironmentUnfitError(f"{path}: {error}", "One piece per line, as in BERT's vocab.txt.") from None
-    if len(pieces.pieces) > size:
+def _read_vocabulary(path: Path, size: int) -> list[str]:
+    pieces = list(read_lines(path, "It must be UTF-8."))
+    for piece in SPECIAL:
+        if piece not in pieces:
+            raise EnvironmentUnfitError(
+                f"{path}: the vocabulary has no {piece}", "One piece per line, as in BERT's vocab.txt."
+            )
+    if len(pieces) > size:
         raise TaskUsageError(
-            f"{path} has {len(pieces.pieces)} pieces, the model's vocabulary {size}",
-            f"--set vocabulary={-(-len(pieces.pieces) // 8) * 8}",
+            f"{path} has {len(pieces)} pieces, the model's vocabulary {size}",
+            f"--set vocabulary={-(-len(pieces) // 8) * 8}",
         )
     return pieces
 
