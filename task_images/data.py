@@ -137,10 +137,11 @@ class Partition:
         """The order of all samples in `epoch`; the same on every rank."""
         return numpy_generator(self.seed, "partition", epoch).permutation(self.samples)
 
-    def shares(self, epoch: int, rank: int) -> Iterator[Share]:
-        """The samples of `rank` in `epoch`, step by step. `Share.indices` is never empty."""
+    def shares(self, epoch: int, rank: int, begin: int = 0) -> Iterator[Share]:
+        """The samples of `rank` in `epoch`, step by step, except the first `begin` steps. `Share.indices` is never
+        empty."""
         order = self.permutation(epoch)
-        for step in range(self.steps):
+        for step in range(begin, self.steps):
             start = step * self.global_batch
             stop = self.samples if step == self.steps - 1 else start + self.global_batch
             part = shard(stop - start, self.ranks, rank)
@@ -243,8 +244,8 @@ class Data(Protocol):
 
     steps: int  # training batches per epoch
 
-    def training(self, epoch: int) -> Iterable[Batch]:
-        """The training batches of `epoch` (from 1)."""
+    def training(self, epoch: int, begin: int = 0) -> Iterable[Batch]:
+        """The training batches of `epoch` (from 1) except the first `begin`, which are not even loaded."""
         ...
 
     def validation(self) -> Iterable[Batch]:
@@ -288,9 +289,9 @@ class ArrayData:
         batch_bytes = batch_size * training[0][:1].nbytes
         self._together = min(MAX_TOGETHER, max(1, TOGETHER_BYTES // max(1, batch_bytes))) if loaders else 1
 
-    def training(self, epoch: int) -> Iterator[Batch]:
-        """The batches of an epoch (from 0) for this rank, in the order of steps."""
-        shares = self._partition.shares(epoch, self._world.rank)
+    def training(self, epoch: int, begin: int = 0) -> Iterator[Batch]:
+        """The batches of an epoch (from 1) for this rank, in the order of steps, from number `begin` on."""
+        shares = self._partition.shares(epoch, self._world.rank, begin)
         groups = iter(lambda: list(islice(shares, self._together)), [])
         for batches in ahead(self._loaders, (partial(self._gather, group) for group in groups)):
             yield from batches

@@ -96,13 +96,13 @@ class ImageData:
         self._partition = Partition(len(training[1]), batch_size, world.size, seed)
         self.steps = self._partition.steps
 
-    def training(self, epoch: int) -> Iterator[Batch]:
-        """The batches of an epoch (from 0) for this rank, augmented and prefetched."""
+    def training(self, epoch: int, begin: int = 0) -> Iterator[Batch]:
+        """The batches of an epoch (from 1) for this rank from number `begin` on, augmented and prefetched."""
         images, labels = self._training
         side = images.shape[-1]
         stream = generator(self._seed, "augmentation", epoch)
         crops = Crops(len(labels), side, self._padding, self._mirror, stream, self._place)
-        shares = self._partition.shares(epoch, self._world.rank)
+        shares = self._partition.shares(epoch, self._world.rank, begin)
 
         def load(rows: npt.NDArray[np.int64], total: int) -> Batch:
             numbers = self._number(rows)

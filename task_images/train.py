@@ -94,9 +94,8 @@ class SampleBatches:
 
     def updates(self, epoch: int, begin: int = 0) -> Iterator[Update[Batch]]:
         """The updates of an epoch, starting with number `begin`."""
-        for number, batch in enumerate(self.data.training(epoch)):
-            if number >= begin:
-                yield Update([batch], 1, batch.size, batch.total, batch.total)
+        for batch in self.data.training(epoch, begin):
+            yield Update([batch], 1, batch.size, batch.total, batch.total)
 
 
 NO_PROTOCOL = ThroughputProtocol(blocks=0)

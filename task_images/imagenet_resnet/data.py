@@ -149,15 +149,15 @@ class FileData:
         last = len(images.training) - (self.steps - 1) * self._partition.global_batch
         self.least = min(batch_size, last // world.size)
 
-    def training(self, epoch: int) -> Iterator[Batch]:
-        """The epoch's batches, decoded ahead."""
+    def training(self, epoch: int, begin: int = 0) -> Iterator[Batch]:
+        """The epoch's batches from number `begin` on, decoded ahead."""
         part = self._images.training
 
         def crop(index: int) -> Bytes:
             stream = numpy_generator(self._seed, "crop", epoch, index)
             return crop_for_training(part.path(index), self._side, self._least_crop, stream, self._draft)
 
-        shares = self._partition.shares(epoch, self._world.rank)
+        shares = self._partition.shares(epoch, self._world.rank, begin)
         return ahead(self._loaders, (partial(self._load, part, crop, *share) for share in shares))
 
     def validation(self) -> Iterator[Batch]:
@@ -203,9 +203,9 @@ class FakeData:
         self.steps = steps
         self.least = batch_size
 
-    def training(self, epoch: int) -> Iterator[Batch]:
-        """The same batch, `steps` times."""
-        return (self._batch for _ in range(self.steps))
+    def training(self, epoch: int, begin: int = 0) -> Iterator[Batch]:
+        """The same batch, `steps` times less `begin`."""
+        return (self._batch for _ in range(begin, self.steps))
 
     def validation(self) -> Iterator[Batch]:
         """Nothing."""

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from task_images.contract import Contract, TaskUsageError
-from task_images.data import generator
+from task_images.data import ArrayData, generator
 from task_images.images import Crops, ImageData, synthetic_images
 from task_images.world import World
 
@@ -79,6 +79,18 @@ def test_images_that_are_kept_on_the_device_give_the_same_batches() -> None:
         assert one.total == other.total
         for here, there in zip(loaded.prepare(one, True), resident.prepare(other, True), strict=True):
             assert torch.equal(here, there)
+
+
+def test_an_epoch_that_is_resumed_has_the_same_batches() -> None:
+    features = np.arange(120, dtype=np.float32).reshape(30, 4)
+    rows = ArrayData(one_of(0, 1), (features, np.arange(30)), (features, np.arange(30)), 8, 7, loaders=1)
+    for source in (data(loaders=2), rows):
+        remaining = list(source.training(2))[2:]
+        assert remaining
+        for one, other in zip(remaining, source.training(2, begin=2), strict=True):
+            assert torch.equal(one.inputs, other.inputs)
+            assert torch.equal(one.targets, other.targets)
+            assert one.total == other.total
 
 
 def test_epochs_differ_and_an_epoch_repeats_itself() -> None:

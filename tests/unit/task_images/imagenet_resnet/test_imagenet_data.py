@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 
 from task_images.contract import EnvironmentUnfitError
+from task_images.data import Partition
 from task_images.imagenet_resnet.data import DEVIATION, MEAN, FakeData, FileData, crop_for_validation, generate
 from task_images.imagenet_resnet.folders import OFFICIAL, ImageFolders, load
 from tests.contract.task_images.ranks import ROOT
@@ -229,6 +230,25 @@ def test_the_ranks_share_one_epoch_whatever_their_number_and_threads(images: Ima
         assert torch.equal(torch.cat([part[0] for part in parts]), inputs)
         assert torch.equal(torch.cat([part[1] for part in parts]), targets)
         assert {part[2] for part in parts} == {total} == {len(targets)}
+
+
+def test_a_resumed_epoch_does_not_open_what_came_before(images: ImageFolders) -> None:
+    whole = receive_batches(data(images), 2)
+    source = data(images, loaders=2)
+    first, _ = next(Partition(len(images.training), 12, 1, 7).shares(2, 0))
+    contents = {images.training.path(int(index)): images.training.path(int(index)).read_bytes() for index in first}
+    try:
+        for path in contents:
+            path.write_bytes(b"no image")
+        rest = list(source.training(2, begin=1))
+    finally:
+        for path, content in contents.items():
+            path.write_bytes(content)
+    assert len(rest) == len(whole) - 1 > 0
+    for batch, (inputs, targets, total) in zip(rest, whole[1:], strict=True):
+        assert torch.equal(batch.inputs, inputs)
+        assert torch.equal(batch.targets, targets)
+        assert batch.total == total
 
 
 def test_an_image_is_cut_in_another_way_in_every_epoch(images: ImageFolders) -> None:
