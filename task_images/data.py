@@ -31,8 +31,6 @@ from task_images.contract import TaskUsageError
 from task_images.methods import torch
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from task_images.world import World
 
 
@@ -210,7 +208,7 @@ def _find_openmp() -> tuple[ctypes.CDLL, ...]:
     return tuple(ctypes.CDLL(path) for path in paths)
 
 
-def pin(tensor: Tensor, device: torch.device) -> Tensor:
+def pin(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     """`tensor` in pinned memory if `device` is a GPU and the tensor is not there yet, so that the transfer is
     asynchronous; torch reuses pinned memory only after its transfers."""
     return tensor.pin_memory() if device.type == "cuda" and not tensor.is_cuda else tensor
@@ -220,7 +218,7 @@ def pin(tensor: Tensor, device: torch.device) -> Tensor:
 # short steps of a logistic regression.
 MAX_TOGETHER, TOGETHER_BYTES = 16, 16 << 20
 
-Prepare = Callable[["Tensor", "Tensor"], tuple["Tensor", "Tensor"]]
+Prepare = Callable[["torch.Tensor", "torch.Tensor"], tuple["torch.Tensor", "torch.Tensor"]]
 
 
 class Batch(NamedTuple):
@@ -229,8 +227,8 @@ class Batch(NamedTuple):
     `total`: samples of all ranks in this step.
     """
 
-    inputs: Tensor
-    targets: Tensor
+    inputs: torch.Tensor
+    targets: torch.Tensor
     total: int
 
     @property
@@ -252,7 +250,7 @@ class Data(Protocol):
         """This rank's shard of the validation set, which may have fewer batches than other ranks', or none."""
         ...
 
-    def prepare(self, batch: Batch, training: bool) -> tuple[Tensor, Tensor]:
+    def prepare(self, batch: Batch, training: bool) -> tuple[torch.Tensor, torch.Tensor]:
         """Inputs and targets for the model, on its device: conversion, augmentation, transfer."""
         ...
 
@@ -325,7 +323,7 @@ class ArrayData:
             )
             yield Batch(samples, labels, len(targets))
 
-    def prepare(self, batch: Batch, training: bool) -> tuple[Tensor, Tensor]:
+    def prepare(self, batch: Batch, training: bool) -> tuple[torch.Tensor, torch.Tensor]:
         """Inputs and targets for the model, on its device."""
         inputs, targets = batch.inputs, batch.targets
         prepare = self._prepare[training]

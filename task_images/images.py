@@ -16,8 +16,6 @@ from task_images.data import Batch, Bytes, Labels, Partition, ahead, generator, 
 from task_images.methods import torch
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from task_images.world import World
 
 
@@ -123,24 +121,24 @@ class ImageData:
         starts = range(own.start, own.stop, self._validation_batch)
         return ahead(self._loaders, (partial(load, start) for start in starts))
 
-    def prepare(self, batch: Batch, training: bool) -> tuple[Tensor, Tensor]:
+    def prepare(self, batch: Batch, training: bool) -> tuple[torch.Tensor, torch.Tensor]:
         """Normalized images in float32 [n, channels, height, width] and labels [n], on the device."""
         return self._normalize(batch.inputs), batch.targets.to(self._world.device, non_blocking=True)
 
-    def _keep(self, part: tuple[Bytes, Labels]) -> tuple[Tensor, Tensor]:
+    def _keep(self, part: tuple[Bytes, Labels]) -> tuple[torch.Tensor, torch.Tensor]:
         """A part's images and labels on the device."""
         images, labels = (torch.tensor(array, device=self._place) for array in part)
         return images, labels
 
-    def _number(self, rows: npt.NDArray[np.int64]) -> Tensor:
+    def _number(self, rows: npt.NDArray[np.int64]) -> torch.Tensor:
         """Sample indices as a tensor on the data's device, transferred asynchronously."""
         return pin(torch.from_numpy(rows), self._place).to(self._place, non_blocking=True)
 
-    def _choose(self, source: Bytes | Labels | Tensor, numbers: Tensor) -> Tensor:
+    def _choose(self, source: Bytes | Labels | torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
         """Copies of the samples, on the device for resident data."""
         return source[numbers] if isinstance(source, torch.Tensor) else torch.from_numpy(source[numbers.numpy()])
 
-    def _pin(self, part: Tensor) -> Tensor:
+    def _pin(self, part: torch.Tensor) -> torch.Tensor:
         return pin(part, self._world.device)
 
 
@@ -158,7 +156,7 @@ class Normalize:
         self._factor = 1 / (255 * spread)
         self._shift = torch.tensor(mean, device=device).view(-1, 1, 1) / spread
 
-    def __call__(self, images: Tensor) -> Tensor:
+    def __call__(self, images: torch.Tensor) -> torch.Tensor:
         there = images.to(self._device, non_blocking=True)
         return there.to(torch.float32, memory_format=self._format).mul_(self._factor).sub_(self._shift)
 
@@ -177,7 +175,7 @@ class Crops:
         self._offsets = torch.randint(2 * padding + 1, (2, images, 1), generator=stream).to(device)
         self._mirrored = (torch.rand((images, 1), generator=stream) < (0.5 if mirror else 0.0)).to(device)
 
-    def cut(self, chosen: Tensor, numbers: Tensor) -> Tensor:
+    def cut(self, chosen: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
         """The crops of the images `chosen` [n, channels, side, side], bytes, with channels-last memory.
 
         `numbers` [n] are their indices among all images.

@@ -11,15 +11,10 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
 
-from task_images.methods import plans, torch
+from task_images.methods import nn, plans, torch
 from task_images.methods.base import Method
 from task_images.methods.plans import Groups
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
 
 Finish = Callable[[], None]
 
@@ -30,7 +25,7 @@ class Slot:
 
     name: str
     parameter: nn.Parameter
-    view: Tensor
+    view: torch.Tensor
     bucket: Bucket
     depth: int
     has_arrived: bool = False
@@ -41,7 +36,7 @@ class Message:
     """A part of a bucket that is sent at once. `finish` waits until it has the sum over ranks."""
 
     number: int
-    flat: Tensor
+    flat: torch.Tensor
     bucket: Bucket
     finish: Finish | None = None
 
@@ -55,7 +50,7 @@ class Message:
 class Bucket:
     """Parameters whose gradients share a buffer, and the messages that it is cut into."""
 
-    flat: Tensor
+    flat: torch.Tensor
     ready: float  # when its last gradient is ready, in seconds, or just a number in the order
     slots: list[Slot] = field(default_factory=list)
     messages: list[Message] = field(default_factory=list)
@@ -77,7 +72,7 @@ class Bucketed(Method):
         all without it. `ready`: when each is ready, or just numbers in the order."""
         return plans.threshold(sizes, self.values.get("bucket", math.inf))
 
-    def cut(self, flat: Tensor) -> Sequence[Tensor]:
+    def cut(self, flat: torch.Tensor) -> Sequence[torch.Tensor]:
         """The messages of a bucket."""
         return [flat]
 
@@ -143,7 +138,7 @@ class Bucketed(Method):
             for slot in bucket.slots:
                 slot.has_arrived = False
 
-    def _on_gradient(self, name: str, parameter: Tensor) -> None:
+    def _on_gradient(self, name: str, parameter: torch.Tensor) -> None:
         if not self.is_last_pass:
             return
         if not self._open:
@@ -200,5 +195,5 @@ class Bucketed(Method):
         return {**super().stats(), **({"groups": float(len(self.buckets))} if self.world.size > 1 else {})}
 
 
-def _size(parameter: Tensor) -> int:
+def _size(parameter: torch.Tensor) -> int:
     return parameter.numel() * parameter.element_size()

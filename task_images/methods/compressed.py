@@ -5,18 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from task_images.methods import torch
 from task_images.methods.base import LossScale
 from task_images.methods.buckets import Bucketed, Finish, Message
 from task_images.methods.scheduled import BUCKET
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-
-State = dict[str, dict[str, "Tensor"]]  # by kind and name of the parameter
+State = dict[str, dict[str, "torch.Tensor"]]  # by kind and name of the parameter
 BITS = 8
 
 
@@ -34,7 +30,9 @@ class Compressed(Bucketed):
     collective = "allgather"
     overflows_apart = True
 
-    def exchange(self, names: Sequence[str], tensors: Sequence[Tensor], seed: int) -> tuple[list[Tensor], list[Tensor]]:
+    def exchange(
+        self, names: Sequence[str], tensors: Sequence[torch.Tensor], seed: int
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """The sums over ranks of what each sends of `tensors` over `link`, and what this one sends, in the same shapes.
 
         tensors   [n] each, the flat gradients of the parameters `names` plus their residuals: not to be changed
@@ -42,7 +40,7 @@ class Compressed(Bucketed):
         """
         raise NotImplementedError
 
-    def accumulate(self, name: str, gradient: Tensor) -> Tensor:
+    def accumulate(self, name: str, gradient: torch.Tensor) -> torch.Tensor:
         """Add a gradient to what was not sent so far; returns the sum, whose memory is that of the residual."""
         return self.state["residual"][name].add_(gradient)
 
@@ -92,7 +90,7 @@ class Compressed(Bucketed):
             if self._scale is not None and not bool(flat.isfinite().all()):
                 self.overflowed = True
                 flat.zero_()
-            totals: Sequence[Tensor] = parts
+            totals: Sequence[torch.Tensor] = parts
             if self.feeds_back:
                 totals = [self.accumulate(name, part) for name, part in zip(names, parts, strict=True)]
             sums, own = self.exchange(names, totals, seed)
@@ -133,13 +131,13 @@ class Compressed(Bucketed):
             self._thread.shutdown()
 
 
-def pack_bits(bits: Tensor) -> Tensor:
+def pack_bits(bits: torch.Tensor) -> torch.Tensor:
     """bits [n], bool -> [ceil(n/8)], uint8; the first bit is the lowest one, padding is 0."""
     padded = torch.nn.functional.pad(bits.to(torch.uint8), (0, -bits.numel() % BITS)).view(-1, BITS)
     return (padded << torch.arange(BITS, dtype=torch.uint8, device=bits.device)).sum(1, dtype=torch.uint8)
 
 
-def unpack_signs(packed: Tensor, like: Tensor) -> Tensor:
+def unpack_signs(packed: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """The inverse of `pack_bits`, in the size and type of `like`: -1 for set bits, else +1."""
     shifts = torch.arange(BITS, dtype=torch.uint8, device=packed.device)
     return 1 - 2 * ((packed.unsqueeze(1) >> shifts) & 1).view(-1)[: like.numel()].to(like.dtype)

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from task_images.methods import torch
 from task_images.methods.base import LossScale, Option
 from task_images.methods.local import Drifting
 from task_images.methods.topk import find_largest
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
 
 # Consensus step size of CHOCO: its upper limit, and its value per density. Of the values tried on 2, 4 and 8 ranks
 # these gave the smallest distance after 60 exchanges; larger ones diverge at small densities.
@@ -49,7 +45,7 @@ class DPsgd(Gossip):
         super().begin(weight, total, passes, scale)
         if self.world.size > 1:
             self._sent = self.read_weights()
-            self._receive: Callable[[], list[list[Tensor]]] = self.link.start_swap([self._sent], self.peers)
+            self._receive: Callable[[], list[list[torch.Tensor]]] = self.link.start_swap([self._sent], self.peers)
 
     def mix(self, rate: float) -> None:
         """The neighbors' mean, and this rank's step."""

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from task_images.methods import torch
 from task_images.methods.compressed import Compressed
 from task_images.methods.topk import DENSITY, find_largest
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class GTopK(Compressed):
@@ -24,7 +20,9 @@ class GTopK(Compressed):
     options = {"density": DENSITY}  # noqa: RUF012
     collective = "gtopk"
 
-    def exchange(self, names: Sequence[str], tensors: Sequence[Tensor], seed: int) -> tuple[list[Tensor], list[Tensor]]:
+    def exchange(
+        self, names: Sequence[str], tensors: Sequence[torch.Tensor], seed: int
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """Merge up the tree, and broadcast what remains at its root."""
         flat = torch.cat(list(tensors))
         places = find_largest(flat, self.values["density"])
@@ -44,7 +42,7 @@ class GTopK(Compressed):
         sizes = [tensor.numel() for tensor in tensors]
         return list(torch.split(total, sizes)), list(torch.split(own, sizes))
 
-    def _merge(self, entries: list[Tensor], other: list[Tensor], own: Tensor) -> list[Tensor]:
+    def _merge(self, entries: list[torch.Tensor], other: list[torch.Tensor], own: torch.Tensor) -> list[torch.Tensor]:
         """The largest entries of a sum. Those that are dropped count as not sent by this rank."""
         places, inverse = torch.unique(torch.cat([entries[0], other[0]]), return_inverse=True)
         values = entries[1].new_zeros(len(places)).index_add_(0, inverse, torch.cat([entries[1], other[1]]))

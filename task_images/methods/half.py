@@ -10,8 +10,6 @@ from task_images.methods.buckets import Finish, Message
 from task_images.methods.scheduled import Fusion
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from task_images.methods.base import Pending
 
 
@@ -38,6 +36,6 @@ class Bf16(Fp16):
     wire = "bfloat16"
 
 
-def _take(flat: Tensor, sent: Tensor, pending: Pending) -> None:
+def _take(flat: torch.Tensor, sent: torch.Tensor, pending: Pending) -> None:
     pending.wait()
     flat.copy_(sent)

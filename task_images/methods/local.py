@@ -5,12 +5,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from task_images.methods import torch
 from task_images.methods.base import NOTHING, Method, Option
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 STEPS = Option(4, 1, 10**6, "updates between averages")
 
@@ -22,7 +20,7 @@ class Drifting(Method):
 
     def start(self) -> None:
         """Nothing is in exchange yet."""
-        self._own: Tensor | None = None  # this rank's weights while the model has the mean
+        self._own: torch.Tensor | None = None  # this rank's weights while the model has the mean
 
     def reduce(self) -> None:
         """No exchange: only the number of samples is divided out. A rank's share is 1/P if batches are equal."""
@@ -120,7 +118,7 @@ class SlowMo(Drifting):
             self.step_outside((self._anchor - self.average(self.read_weights())), rate)
             self.write_weights(self._anchor)
 
-    def step_outside(self, change: Tensor, rate: float) -> None:
+    def step_outside(self, change: torch.Tensor, rate: float) -> None:
         """Move the anchor by the mean change of all ranks, which is a descent direction."""
         self._momentum.mul_(self.values["beta"])
         if rate:
@@ -156,7 +154,7 @@ class DiLoCo(SlowMo):
     }
     note = "The paper takes 500 inner steps with AdamW; the default here is 50 steps with the task's optimizer."
 
-    def step_outside(self, change: Tensor, rate: float) -> None:
+    def step_outside(self, change: torch.Tensor, rate: float) -> None:
         """Nesterov momentum as in torch's SGD."""
         factor = self.values["outer_momentum"]
         self._momentum.mul_(factor).add_(change)

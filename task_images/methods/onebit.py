@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from task_images.methods import torch
 from task_images.methods.base import Method, Option, Round, Sent
 from task_images.methods.compressed import pack_bits, unpack_signs
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class OneBitAdam(Method):
@@ -68,7 +65,7 @@ class OneBitAdam(Method):
         self._residual = own - sent
         self.write_weights(self._decay_weights(rate) - rate * self._momentum / self._root)
 
-    def _average_signs(self, flat: Tensor) -> tuple[Tensor, Tensor]:
+    def _average_signs(self, flat: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The mean over ranks of signs times the mean magnitude of each tensor, and this rank's own."""
         sizes = [parameter.numel() for parameter in self.parameters]
         scales = torch.stack([part.abs().mean(dtype=torch.float32) for part in torch.split(flat, sizes)])
@@ -78,10 +75,10 @@ class OneBitAdam(Method):
             decoded.append(torch.cat([part * one for part, one in zip(parts, scale.to(flat.dtype), strict=True)]))
         return torch.stack(decoded).mean(0), decoded[self.world.rank]
 
-    def _read_optimizer(self, key: str) -> Tensor:
+    def _read_optimizer(self, key: str) -> torch.Tensor:
         return torch.cat([self.optimizer.state[item][key].reshape(-1) for item in self.parameters])
 
-    def _decay_weights(self, rate: float) -> Tensor:
+    def _decay_weights(self, rate: float) -> torch.Tensor:
         """All weights after AdamW's decoupled weight decay."""
         factors = {
             id(item): 1 - rate * group.get("weight_decay", 0.0)

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from task_images.methods import torch
 from task_images.methods.base import Option
 from task_images.methods.compressed import Compressed
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 LEAST_GAIN = 2  # a matrix is sent as it is if its factors would not be smaller by this factor
 
@@ -30,7 +26,9 @@ class PowerSgd(Compressed):
     late_options = ("warmup",)
     collective = "allreduce"
 
-    def exchange(self, names: Sequence[str], tensors: Sequence[Tensor], seed: int) -> tuple[list[Tensor], list[Tensor]]:
+    def exchange(
+        self, names: Sequence[str], tensors: Sequence[torch.Tensor], seed: int
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """Sum the left factors and what is not compressed, orthogonalize, then sum the right factors."""
         right = self.state.setdefault("factor", {})
         matrices, start = {}, 0
@@ -58,14 +56,14 @@ class PowerSgd(Compressed):
         return sums, own
 
     @staticmethod
-    def _is_worth_it(matrix: Tensor, width: int) -> bool:
+    def _is_worth_it(matrix: torch.Tensor, width: int) -> bool:
         rows, columns = matrix.shape
         # Full rank is exact, so it is used even though it saves nothing.
         return (rows + columns) * width * LEAST_GAIN < rows * columns or width == min(rows, columns) > 1
 
 
-def orthogonalize(matrix: Tensor) -> Tensor:
+def orthogonalize(matrix: torch.Tensor) -> torch.Tensor:
     """matrix [n, r] with orthonormalized columns; columns of zeros get other directions instead of NaN."""
     # The decomposition supports only 32 and 64 bits.
-    basis: Tensor = torch.linalg.qr(matrix.to(torch.promote_types(matrix.dtype, torch.float32)))[0]
+    basis: torch.Tensor = torch.linalg.qr(matrix.to(torch.promote_types(matrix.dtype, torch.float32)))[0]
     return basis.to(matrix.dtype)

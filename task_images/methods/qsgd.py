@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from task_images.methods import nn, torch
 from task_images.methods.base import Option
 from task_images.methods.compressed import Compressed
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 NUMBERS = 512  # that share a norm
 
@@ -25,7 +21,9 @@ class Qsgd(Compressed):
     options = {**Compressed.options, "levels": Option(127, 1, 127, "fractions of the norm")}  # noqa: RUF012
     feeds_back = False
 
-    def exchange(self, names: Sequence[str], tensors: Sequence[Tensor], seed: int) -> tuple[list[Tensor], list[Tensor]]:
+    def exchange(
+        self, names: Sequence[str], tensors: Sequence[torch.Tensor], seed: int
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """Gather signed levels as int8, and the norms."""
         flat, levels = torch.cat(list(tensors)), self.values["levels"]
         generator = torch.Generator(flat.device).manual_seed(seed * 65_537 + self.world.rank)

@@ -20,8 +20,6 @@ from task_images.methods.buckets import Bucketed, Finish, Message
 from task_images.methods.plans import Cost, Groups
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from task_images.methods.base import Link, Pending
 
 # Backward passes measured by methods whose plan depends on them. The first updates, in which kernels are compiled and
@@ -46,7 +44,7 @@ class Wfbp(Bucketed):
 
 
 class Fusion(Bucketed):
-    """Tensor fusion."""
+    """torch.Tensor fusion."""
 
     name = "fusion"
     summary = "merges tensors into messages of up to 25 MiB"
@@ -77,7 +75,7 @@ class Measured(Bucketed):
         if self.is_measuring:
             self._times, self._started = {}, self._now()
 
-    def _on_gradient(self, name: str, parameter: Tensor) -> None:
+    def _on_gradient(self, name: str, parameter: torch.Tensor) -> None:
         if self.is_last_pass and self.is_measuring:
             if not self._open:
                 self.open_update()
@@ -299,7 +297,7 @@ class ByteScheduler(Gated, Measured):
         """Each tensor has its own messages."""
         return [[number] for number in range(len(sizes))]
 
-    def cut(self, flat: Tensor) -> Sequence[Tensor]:
+    def cut(self, flat: torch.Tensor) -> Sequence[torch.Tensor]:
         """Parts of at most `partition` bytes."""
         return cut(flat, self.values["partition"])
 
@@ -329,7 +327,7 @@ class Dear(Gated):
     def open_update(self) -> None:
         """Begin to fill the buckets."""
         super().open_update()
-        self._parts: list[tuple[Message, Tensor, Pending]] = []
+        self._parts: list[tuple[Message, torch.Tensor, Pending]] = []
 
     def send(self, message: Message) -> Finish:
         """Start the reduce-scatter, padded to a multiple of the number of ranks."""
@@ -349,7 +347,7 @@ class Dear(Gated):
             message.finish = partial(_take, message.flat, whole, self.link.start_all_gather(whole, own))
 
 
-def cut(flat: Tensor, limit: int) -> Sequence[Tensor]:
+def cut(flat: torch.Tensor, limit: int) -> Sequence[torch.Tensor]:
     """Parts of at most `limit` bytes."""
     return torch.split(flat, max(1, limit // flat.element_size()))
 
@@ -358,6 +356,6 @@ def _nothing() -> None:
     """Nothing to wait for."""
 
 
-def _take(flat: Tensor, whole: Tensor, pending: Pending) -> None:
+def _take(flat: torch.Tensor, whole: torch.Tensor, pending: Pending) -> None:
     pending.wait()
     flat.copy_(whole[: flat.numel()])

@@ -17,8 +17,6 @@ from task_images.methods.buckets import Bucketed, Finish, Message
 from task_images.methods.scheduled import ByteScheduler, Wfbp, cut
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from task_images import world as replicas
     from task_images.contract import Contract
 else:
@@ -48,11 +46,11 @@ class ServerGroup:
             why = " ".join(str(error).split())[:200]
             raise PeerLostError(f"trainers and parameter servers did not meet: {why}") from None
 
-    def send(self, tensor: Tensor, rank: int, tag: int) -> Any:
+    def send(self, tensor: torch.Tensor, rank: int, tag: int) -> Any:
         """Start to send."""
         return self._group.send([tensor], rank, tag)
 
-    def receive(self, tensor: Tensor, rank: int, tag: int) -> Any:
+    def receive(self, tensor: torch.Tensor, rank: int, tag: int) -> Any:
         """Start to receive into `tensor`."""
         return self._group.recv([tensor], rank, tag)
 
@@ -101,7 +99,7 @@ class Served(Bucketed):
         self.group = found
         super().start()
 
-    def cut(self, flat: Tensor) -> Sequence[Tensor]:
+    def cut(self, flat: torch.Tensor) -> Sequence[torch.Tensor]:
         """Parts of at most `partition` bytes."""
         return cut(flat, self.values["partition"])
 

@@ -4,13 +4,9 @@ as positive."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from task_images.methods import torch
 from task_images.methods.compressed import Compressed, pack_bits, unpack_signs
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class EfSignSgd(Compressed):
@@ -21,7 +17,9 @@ class EfSignSgd(Compressed):
     source = "Karimireddy et al. 2019, arXiv:1901.09847"
     formula = "(P-1) (ceil(d/8) + 4 per tensor)"
 
-    def exchange(self, names: Sequence[str], tensors: Sequence[Tensor], seed: int) -> tuple[list[Tensor], list[Tensor]]:
+    def exchange(
+        self, names: Sequence[str], tensors: Sequence[torch.Tensor], seed: int
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """Gather bits and scales."""
         sizes, flat = [tensor.numel() for tensor in tensors], torch.cat(list(tensors))
         scales = torch.stack([tensor.abs().mean(dtype=torch.float32) for tensor in tensors])
@@ -48,7 +46,9 @@ class SignSgd(Compressed):
     reaches_goals = False
     feeds_back = False
 
-    def exchange(self, names: Sequence[str], tensors: Sequence[Tensor], seed: int) -> tuple[list[Tensor], list[Tensor]]:
+    def exchange(
+        self, names: Sequence[str], tensors: Sequence[torch.Tensor], seed: int
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """Gather bits and count them."""
         flat = torch.cat(list(tensors))
         votes = torch.zeros_like(flat)

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from task_images.methods import torch
 from task_images.methods.base import Option
 from task_images.methods.compressed import Compressed
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 DENSITY = Option(0.01, 1e-6, 1, "share of the entries of each tensor that is sent")
 
@@ -29,7 +25,9 @@ class EfTopK(Compressed):
         """The share of the entries that is sent in this update."""
         return float(self.values["density"])
 
-    def exchange(self, names: Sequence[str], tensors: Sequence[Tensor], seed: int) -> tuple[list[Tensor], list[Tensor]]:
+    def exchange(
+        self, names: Sequence[str], tensors: Sequence[torch.Tensor], seed: int
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """Gather places and values, and add them up sparsely."""
         places = [find_largest(tensor, self.density) for tensor in tensors]
         values = [tensor[place.long()] for tensor, place in zip(tensors, places, strict=True)]
@@ -81,12 +79,14 @@ class Dgc(EfTopK):
         for group in self.optimizer.param_groups:
             group["momentum"], group["nesterov"] = 0.0, False
 
-    def accumulate(self, name: str, gradient: Tensor) -> Tensor:
+    def accumulate(self, name: str, gradient: torch.Tensor) -> torch.Tensor:
         """Momentum correction (section 3.1)."""
         velocity = self.state["velocity"][name].mul_(self.values["momentum"]).add_(gradient)
         return super().accumulate(name, velocity)
 
-    def exchange(self, names: Sequence[str], tensors: Sequence[Tensor], seed: int) -> tuple[list[Tensor], list[Tensor]]:
+    def exchange(
+        self, names: Sequence[str], tensors: Sequence[torch.Tensor], seed: int
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """Factor masking (section 3.2)."""
         sums, own = super().exchange(names, tensors, seed)
         for name, sent in zip(names, own, strict=True):
@@ -94,7 +94,7 @@ class Dgc(EfTopK):
         return sums, own
 
 
-def find_largest(flat: Tensor, density: float) -> Tensor:
+def find_largest(flat: torch.Tensor, density: float) -> torch.Tensor:
     """Places of the max(1, floor(density n)) entries of greatest magnitude, as int32."""
     count = max(1, int(density * flat.numel()))
     return flat.abs().topk(count, sorted=False).indices.to(torch.int32)
