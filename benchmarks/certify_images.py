@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -41,6 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("image", metavar="IMAGE", help="with torch, in the local Docker")
     parser.add_argument("faults", nargs="*", choices=[*FAULTS, []])
     parser.add_argument("--trials", type=int, default=5)
+    parser.add_argument("--first", type=int, default=0, help="number of the first trial, which chooses the node")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         home = Path(folder)
@@ -57,9 +58,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
             *(["--image", node_image] if node_image else []),
         )
         try:
+            load_images(options.faults or FAULTS, options.image)
             for fault in options.faults or FAULTS:
                 counts: Counter[str] = Counter()
-                for number in range(options.trials):
+                for number in range(options.first, options.first + options.trials):
                     begun = time.monotonic()
                     word, said = run_trial(fault, options.image, home, number)
                     counts[word] += 1
@@ -107,23 +109,37 @@ def other_image(fault: str, node: str, image: str) -> Iterator[None]:
     if fault not in CHANGES:
         yield
         return
-    kept = f"mlbench-trials:{fault}"
-    do("docker", "tag", image, kept)
     try:
-        do("docker", "build", "--tag", image, "-", given=f"FROM {kept}\nRUN {CHANGES[fault]}\n")
-        load(image, node)
-        do("docker", "tag", kept, image)
+        name(changed(fault), image, node)
         yield
     finally:
-        do("docker", "tag", kept, image)
-        load(image, node)
+        name(changed("healthy"), image, node)
 
 
-def load(image: str, node: str) -> None:
-    """Give a node the image that Docker has, in place of one of the same name."""
-    take = ["docker", "exec", "--interactive", node, "ctr", "--namespace", "k8s.io", "images", "import", "-"]
-    with subprocess.Popen(["docker", "save", image], stdout=subprocess.PIPE) as saving:
-        subprocess.run(take, stdin=saving.stdout, check=True, capture_output=True)
+def changed(fault: str) -> str:
+    """The name under which every node has the image of a fault."""
+    return f"mlbench-trials:{fault}"
+
+
+def load_images(faults: Iterable[str], image: str) -> None:
+    """Give all nodes the image, and the changed ones of the faults, under names of their own."""
+    do("docker", "tag", image, changed("healthy"))
+    for fault in CHANGES.keys() & set(faults):
+        do("docker", "build", "--tag", changed(fault), "-", given=f"FROM {image}\nRUN {CHANGES[fault]}\n")
+    for one in map(changed, {"healthy", *CHANGES.keys() & set(faults)}):
+        for node in find_nodes():
+            with subprocess.Popen(["docker", "save", one], stdout=subprocess.PIPE) as saving:
+                subprocess.run([*images_of(node), "import", "-"], stdin=saving.stdout, check=True, capture_output=True)
+
+
+def name(source: str, image: str, node: str) -> None:
+    """Let `image` be what the node has under the name `source`."""
+    do(*images_of(node), "tag", "--force", f"docker.io/library/{source}", f"docker.io/{image}")
+
+
+def images_of(node: str) -> list[str]:
+    """The command for the images of a node's containerd."""
+    return ["docker", "exec", "--interactive", node, "ctr", "--namespace", "k8s.io", "images"]
 
 
 def do(*words: str, given: str = "") -> None:
