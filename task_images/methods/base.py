@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from types import MappingProxyType
@@ -140,7 +140,7 @@ class Option:
     def __post_init__(self) -> None:
         """Raises TypeError for a default such as True, whose text would not be read as it was meant."""
         if self.parse is None and type(self.default) not in (int, float):
-            raise TypeError(f"the default {self.default!r} of an option is no number, and has no parse")
+            raise TypeError(f"the default {self.default!r} of an option is neither a number nor a text that `parse` reads")
 
     def read(self, name: str, text: str) -> Any:
         """The value of `text`. Raises MethodError."""
@@ -704,13 +704,9 @@ class Bsp(Method):
         for group in groups.values():
             flat = torch.zeros(sum(item.numel() for item in group), dtype=group[0].dtype, device=group[0].device)
             self._buffers.append(flat)
-            place = 0
-            for parameter in group:
-                # With the parameter's own strides, which do not follow from its shape with channels-last memory.
-                view = flat.as_strided(parameter.size(), parameter.stride(), place)
+            for parameter, view in zip(group, make_views(flat, group), strict=True):
                 parameter.grad = view
                 self._views.append((parameter, view))
-                place += parameter.numel()
 
     def reduce(self) -> None:
         """Sum the buffers over ranks."""
@@ -749,6 +745,15 @@ class Noop(Method):
         if self.world.size > 1:
             self.measure_distance()
         return self._distance
+
+
+def make_views(flat: torch.Tensor, parameters: Iterable[nn.Parameter]) -> Iterator[torch.Tensor]:
+    """Views of a flat buffer [n], one for each parameter, n elements in all. They have the parameter's own strides,
+    which do not follow from its shape with channels-last memory."""
+    place = 0
+    for parameter in parameters:
+        yield flat.as_strided(parameter.size(), parameter.stride(), place)
+        place += parameter.numel()
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:

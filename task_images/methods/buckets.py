@@ -8,12 +8,12 @@ a full bucket waits for those that come before it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
 from task_images.methods import nn, plans, torch
-from task_images.methods.base import Method
+from task_images.methods.base import Method, make_views
 from task_images.methods.plans import Groups
 
 Finish = Callable[[], None]
@@ -113,15 +113,11 @@ class Bucketed(Method):
             first = self._named[group[0]][1]
             count = sum(self._named[number][1].numel() for number in group)
             bucket = Bucket(torch.zeros(count, dtype=first.dtype, device=first.device), ready[group[-1]])
-            place = 0
-            for number in group:
+            views = make_views(bucket.flat, [self._named[number][1] for number in group])
+            for number, view in zip(group, views, strict=True):
                 name, parameter = self._named[number]
-                # With the parameter's own strides, which do not follow from its shape with channels-last memory.
-                view = bucket.flat.as_strided(parameter.size(), parameter.stride(), place)
-                slot = Slot(name, parameter, view, bucket, number)
+                self._slots[name] = slot = Slot(name, parameter, view, bucket, number)
                 bucket.slots.append(slot)
-                self._slots[name] = slot
-                place += parameter.numel()
             for part in self.cut(bucket.flat):
                 bucket.messages.append(Message(len(messages), part, bucket))
                 messages.append(bucket.messages[-1])
@@ -174,21 +170,17 @@ class Bucketed(Method):
                 self._take(slot)
         self._send_ready()
 
-    def wait_for(self, buckets: Sequence[Bucket]) -> None:
-        """Wait until the sums of `buckets` have arrived."""
-        for bucket in buckets:
-            for message in bucket.messages:
-                if message.finish is not None:
-                    message.finish()
-                    message.finish = None
+    def wait_for(self, messages: Iterable[Message]) -> None:
+        """Wait until the sums of `messages` have arrived."""
+        for message in messages:
+            if message.finish is not None:
+                message.finish()
+                message.finish = None
 
     def reduce(self) -> None:
         """Wait for all messages, in the order of sending."""
         self.end_backward()
-        for message in self.messages:
-            if message.finish is not None:
-                message.finish()
-                message.finish = None
+        self.wait_for(self.messages)
 
     def stats(self) -> dict[str, float]:
         """The common figures, and the number of buckets."""

@@ -44,7 +44,7 @@ class Wfbp(Bucketed):
 
 
 class Fusion(Bucketed):
-    """torch.Tensor fusion."""
+    """Tensor fusion."""
 
     name = "fusion"
     summary = "merges tensors into messages of up to 25 MiB"
@@ -254,7 +254,7 @@ class Gated(Bucketed):
         if not wanted:
             return
         before = self.enter("communication")
-        self.wait_for([slot.bucket for slot in wanted])
+        self.wait_for(message for slot in wanted for message in slot.bucket.messages)
         self.enter("optimizer")
         assert self._due is not None
         set_rate(self.optimizer, self._due)
