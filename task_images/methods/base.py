@@ -140,7 +140,7 @@ class Option:
     def __post_init__(self) -> None:
         """Raises TypeError for a default such as True, whose text would not be read as it was meant."""
         if self.parse is None and type(self.default) not in (int, float):
-            raise TypeError(f"the default {self.default!r} of an option is neither a number nor a text that `parse` reads")
+            raise TypeError(f"the default {self.default!r} of an option is no number, and nothing reads it (parse)")
 
     def read(self, name: str, text: str) -> Any:
         """The value of `text`. Raises MethodError."""

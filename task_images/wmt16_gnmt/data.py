@@ -8,15 +8,13 @@
 `prepare` makes them from raw text. Text is encoded once and kept in the cache.
 """
 
-import heapq
-import sys
 import tempfile
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import cached_property, lru_cache
-from itertools import pairwise
+from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -39,33 +37,7 @@ from task_images.translation.corpora import (
     read_sentences,
 )
 
-# --- byte pairs -------------------------------------------------------------------------------------------------------
-# Subword-nmt's file format (Sennrich, Haddow, Birch 2016, arXiv:1508.07909): learning merges, applying them, undoing
-# them. A codes file has one merge a line, best first, behind the line `#version: 0.2`; `</w>` marks the end of a word.
-# Applied, every subword but the last of a word ends in `@@`.
-
-Pair = tuple[str, str]
-
-HEADER = "#version: 0.2"
-SEPARATOR = "@@"
-_END = "</w>"
-
-
-class BytePairs:
-    """Cuts words into subwords by `merges`, best first."""
-
-    def __init__(self, merges: Iterable[Pair]) -> None:
-        self._ranks = {merge: rank for rank, merge in reversed(list(enumerate(merges)))}
-        self._cut = lru_cache(maxsize=1 << 18)(self._cut_new_word)
-
-    def apply(self, line: str) -> str:
-        """`line`, words parted by blanks, as subwords parted by blanks."""
-        return " ".join(subword for word in line.split() for subword in self._cut(word))
-
-    def _cut_new_word(self, word: str) -> tuple[str, ...]:
-        symbols = merge_pairs(_symbols(word), self._ranks)
-        symbols[-1] = symbols[-1].removesuffix(_END)
-        return (*(f"{symbol}{SEPARATOR}" for symbol in symbols[:-1]), symbols[-1])
+SEPARATOR = "@@"  # ends every subword but the last of a word
 
 
 def undo(line: str) -> str:
@@ -73,89 +45,9 @@ def undo(line: str) -> str:
     return f"{line} ".replace(f"{SEPARATOR} ", "").rstrip()
 
 
-def write_codes(path: Path, merges: Iterable[Pair]) -> None:
-    """Write a codes file: one merge per line, best first."""
-    path.write_text("".join(f"{line}\n" for line in [HEADER, *map(" ".join, merges)]), encoding="utf-8")
-
-
-def learn(counts: Mapping[str, int], number: int, least: int = 2) -> list[Pair]:
-    """At most `number` merges of the most frequent neighbors in the words of `counts`, none rarer than `least`.
-
-    Of equally frequent pairs the greatest one in the order of characters goes first, as in subword-nmt.
-    """
-    words = [(_symbols(word), count) for word, count in counts.items()]
-    pairs: Counter[Pair] = Counter()
-    places: defaultdict[Pair, set[int]] = defaultdict(set)
-    for place, (symbols, count) in enumerate(words):
-        for pair in pairwise(symbols):
-            pairs[pair] += count
-            places[pair].add(place)
-    queue = [_Candidate(count, pair) for pair, count in pairs.items()]
-    heapq.heapify(queue)
-    merges: list[Pair] = []
-    while queue and len(merges) < number:
-        best = heapq.heappop(queue)
-        if best.count != pairs[best.pair]:
-            continue  # an entry from before the count changed; the newer one is in the queue
-        if best.count < least:
-            break
-        merges.append(best.pair)
-        changed: set[Pair] = set()
-        for place in places.pop(best.pair):
-            symbols, count = words[place]
-            after = join_pair(symbols, best.pair)
-            words[place] = (after, count)
-            for pair in pairwise(symbols):
-                pairs[pair] -= count
-            for pair in pairwise(after):
-                pairs[pair] += count
-                places[pair].add(place)
-            changed.update(pairwise(symbols), pairwise(after))
-        for pair in changed:
-            heapq.heappush(queue, _Candidate(pairs[pair], pair))
-    return merges
-
-
-class _Candidate:
-    """Orders pairs for a heap: the most frequent first, then the greatest."""
-
-    __slots__ = ("count", "pair")
-
-    def __init__(self, count: int, pair: Pair) -> None:
-        self.count = count
-        self.pair = pair
-
-    def __lt__(self, other: "_Candidate") -> bool:
-        return (self.count, self.pair) > (other.count, other.pair)
-
-
-def _symbols(word: str) -> list[str]:
-    return [*word[:-1], word[-1] + _END]
-
-
-def join_pair(symbols: Sequence[str], pair: Pair) -> list[str]:
-    """`symbols` with every occurrence of `pair`, from left to right, joined."""
-    found: list[str] = []
-    place = 0
-    while place < len(symbols):
-        is_pair = place + 1 < len(symbols) and (symbols[place], symbols[place + 1]) == pair
-        found.append(pair[0] + pair[1] if is_pair else symbols[place])
-        place += 2 if is_pair else 1
-    return found
-
-
-def merge_pairs(symbols: list[str], ranks: Mapping[Pair, int]) -> list[str]:
-    """`symbols` after all merges that apply, each time the one with the lowest rank."""
-    while len(symbols) > 1:
-        best = min(pairwise(symbols), key=lambda pair: ranks.get(pair, sys.maxsize))
-        if best not in ranks:
-            break
-        symbols = join_pair(symbols, best)
-    return symbols
-
-
 # --- from raw text ----------------------------------------------------------------------------------------------------
-# Moses tokenization, cleaning, joint byte pair encoding, vocabulary. The raw folder has train.en, train.de,
+# Moses tokenization, cleaning, joint byte pair encoding with subword-nmt (Sennrich, Haddow, Birch 2016,
+# arXiv:1508.07909), vocabulary. The raw folder has train.en, train.de,
 # newstest2014.en, newstest2014.de: one sentence a line on both sides. Made are train.tok.clean.bpe.32000.{en,de},
 # newstest2014.tok.bpe.32000.{en,de}, newstest2014.de, bpe.32000 and vocab.bpe.32000. Nothing but counts of words and
 # the line at hand is in memory.
@@ -171,17 +63,19 @@ def prepare(raw: Path, out: Path, merges: int) -> dict[str, int]:
     A training pair is left out if a side is empty, has more than 80 words, or holds a character beyond latin-1. The
     test set keeps every line.
     """
+    need("sacremoses", "subword_nmt")
+    from subword_nmt.apply_bpe import BPE
+    from subword_nmt.learn_bpe import learn_bpe
+
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out) as name:
         work = Path(name)
         kept = _tokenize(raw, "train", work, clean=True)
         test = _tokenize(raw, "newstest2014", work, clean=False)
-        counts = Counter(
-            word for language in LANGUAGES for line in lines(work / f"train.{language}") for word in line.split()
-        )
-        learned = learn(counts, merges)
-        write_codes(out / CODES, learned)
-        pairs = BytePairs(learned)
+        with (out / CODES).open("w", encoding="utf-8") as codes:
+            learn_bpe(chain(*(lines(work / f"train.{language}") for language in LANGUAGES)), codes, merges)
+        with (out / CODES).open(encoding="utf-8") as codes:
+            pairs = BPE(codes, separator=SEPARATOR)
         vocabulary: Counter[str] = Counter()
         for language in LANGUAGES:
             vocabulary.update(_encode(pairs, work / f"train.{language}", out / f"{TRAIN}.{language}"))
@@ -193,7 +87,6 @@ def prepare(raw: Path, out: Path, merges: int) -> dict[str, int]:
 
 
 def _tokenize(raw: Path, name: str, work: Path, clean: bool) -> dict[str, int]:
-    need("sacremoses")
     from sacremoses import MosesTokenizer
 
     tokenizers = [MosesTokenizer(language) for language in LANGUAGES]
@@ -219,11 +112,11 @@ def _is_clean(text: str) -> bool:
     return 1 <= len(text.split()) <= LONGEST and all(ord(char) < 256 for char in text)
 
 
-def _encode(pairs: BytePairs, source: Path, target: Path) -> Counter[str]:
+def _encode(pairs: Any, source: Path, target: Path) -> Counter[str]:
     counts: Counter[str] = Counter()
     with target.open("w", encoding="utf-8") as file:
         for line in lines(source):
-            encoded = pairs.apply(line)
+            encoded = pairs.process_line(line)
             counts.update(encoded.split())
             file.write(f"{encoded}\n")
     return counts

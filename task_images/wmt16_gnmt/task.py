@@ -71,7 +71,7 @@ TASK = Task(
     number="4a",
     title="GNMT translation model on WMT16 English-German",
     legacy_name="PyTorch Machine Translation GNMT",
-    packages=["sacrebleu>=2.4,<3", "sacremoses>=0.1.1,<1"],
+    packages=["sacrebleu>=2.4,<3", "sacremoses>=0.1.1,<1", "subword-nmt>=0.3.8,<0.4"],
     measured_on=["CPU", "1 x H100"],
     method={
         "own": "bsp",
