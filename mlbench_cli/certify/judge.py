@@ -234,6 +234,7 @@ class Acceptance:
         for rank, line, row in self.samples.rows:
             if row.unit is None:
                 of_rank.setdefault(rank, []).append((line, row))
+        told: set[int] = set()
         for rank, rows in sorted(of_rank.items()):
             number, log = self.samples.node_of(rank), f"logs/rank-{rank}.log"
             name = self.names[number]
@@ -253,7 +254,13 @@ class Acceptance:
             if counts and counts[-1] > counts[0]:
                 text = f"{name}: {counts[-1] - counts[0]} more uncorrected memory errors on rank {rank}"
                 self._find("errors_counted", [number], State.FAILED, text)
-            if not any(row.counters for _, row in rows) and any(_COPY in {*row.values, *row.errors} for _, row in rows):
+            lost = [row.counters["links_down"] for _, row in rows if "links_down" in row.counters]
+            if lost and lost[-1] > lost[0] and number not in told:
+                told.add(number)  # its ranks count the same links
+                text = f"{name}: a network link went down {counted(lost[-1] - lost[0], 'time')} during the run"
+                self._find("errors_counted", [number], State.WATCH, text)
+            is_told = any(row.counters.keys() & {"ecc_uncorrected", "hardware_slowdown"} for _, row in rows)
+            if not is_told and any(_COPY in {*row.values, *row.errors} for _, row in rows):
                 text = f"{name}: nvidia-smi does not tell errors and throttling of the GPU of rank {rank}"
                 self._find("no_answer", [number], State.NOT_TESTED, text, evidence=log)
             slowed = [row.counters["hardware_slowdown"] for _, row in rows if "hardware_slowdown" in row.counters]

@@ -138,13 +138,25 @@ def read_gpu(number: int) -> dict[str, str]:
 
 
 def read_counters(contract: Contract) -> dict[str, dict[str, int]]:
-    """What this rank's GPU counted: errors of its memory, and whether its hardware slows it down; empty on CPUs."""
-    gpu, found = read_gpu(contract.local_rank) if contract.device == "gpu" else {}, {}
+    """What the node has counted so far: how often a link went down, errors of this rank's GPU; and whether its hardware
+    slows it down now. Without what the node does not tell."""
+    gpu = read_gpu(contract.local_rank) if contract.device == "gpu" else {}
+    found = {} if (links := count_lost_links(Path("/sys"))) is None else {"links_down": links}
     if gpu.get(_ERRORS, "").isdecimal():
         found["ecc_uncorrected"] = int(gpu[_ERRORS])
     with suppress(KeyError, ValueError):
         found["hardware_slowdown"] = int(int(gpu[_THROTTLE], 16) & _HARDWARE_SLOWDOWN != 0)
     return {"counters": found} if found else {}
+
+
+def count_lost_links(system: Path) -> int | None:
+    """How often the links of physical network cards and InfiniBand ports went down, by a sysfs; None without any."""
+    cards = (card.parent / "carrier_down_count" for card in system.glob("class/net/*/device"))
+    counts = []
+    for path in (*cards, *system.glob("class/infiniband/*/ports/*/counters/link_downed")):
+        with suppress(OSError, ValueError):
+            counts.append(int(path.read_text()))
+    return sum(counts) if counts else None
 
 
 def identify_machine() -> str:

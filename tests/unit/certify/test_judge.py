@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 from itertools import product
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -16,7 +17,7 @@ from mlbench_cli.certify.expectations import Figure
 from mlbench_cli.certify.judge import judge
 from mlbench_cli.certify.samples import Collective, Failed, Inventory, Rates, Samples, Scope, Training, read_samples
 from task_images.certify import rules
-from task_images.certify.node import inventory
+from task_images.certify.node import count_lost_links, inventory
 from task_images.certify.rules import TESTS, Evidence, Sample, explain, make_rounds
 
 simulation: Any = import_module("benchmarks.certify_errors")
@@ -290,6 +291,26 @@ def test_errors_of_the_hardware_count_from_the_beginning_of_the_run(
         (2, line, Rates(float(line), counters={"ecc_uncorrected": count})) for line, count in enumerate(counts)
     ]
     assert states(certify(samples)) == found
+
+
+@pytest.mark.parametrize(("counts", "found"), [((2, 2), {}), ((2, 3, 5), {"n2": ("watch", ["errors_counted"])})])
+def test_a_node_whose_link_went_down_is_watched(counts: tuple[int, ...], found: dict[str, Any]) -> None:
+    samples = healthy()
+    samples.rows += [(2, line, Rates(float(line), counters={"links_down": count})) for line, count in enumerate(counts)]
+    document = certify(samples)
+    assert states(document) == found
+    assert "went down 3 times" in str(document["findings"]) or not found
+
+
+def test_links_are_counted_of_cards_and_ports_and_not_of_bridges(tmp_path: Path) -> None:
+    assert count_lost_links(tmp_path) is None
+    for name, count, is_card in (("eth0", "1\n", True), ("eth1", "2\n", True), ("br0", "9\n", False)):
+        (tmp_path / "class/net" / name / "device" if is_card else tmp_path / "class/net" / name).mkdir(parents=True)
+        (tmp_path / "class/net" / name / "carrier_down_count").write_text(count)
+    port = tmp_path / "class/infiniband/mlx5_0/ports/1/counters"
+    port.mkdir(parents=True)
+    (port / "link_downed").write_text("4\n")
+    assert count_lost_links(tmp_path) == 7
 
 
 def test_a_gpu_that_its_hardware_slows_down_is_watched_whatever_else_the_rank_measures() -> None:
