@@ -122,19 +122,20 @@ def changed(fault: str) -> str:
 
 
 def load_images(faults: Iterable[str], image: str) -> None:
-    """Give all nodes the image, and the changed ones of the faults, under names of their own."""
-    do("docker", "tag", image, changed("healthy"))
+    """Give all nodes the changed images of the faults, and keep theirs under another name."""
     for fault in CHANGES.keys() & set(faults):
         do("docker", "build", "--tag", changed(fault), "-", given=f"FROM {image}\nRUN {CHANGES[fault]}\n")
-    for one in map(changed, {"healthy", *CHANGES.keys() & set(faults)}):
         for node in find_nodes():
-            with subprocess.Popen(["docker", "save", one], stdout=subprocess.PIPE) as saving:
+            with subprocess.Popen(["docker", "save", changed(fault)], stdout=subprocess.PIPE) as saving:
                 subprocess.run([*images_of(node), "import", "-"], stdin=saving.stdout, check=True, capture_output=True)
+    for node in find_nodes():
+        name(image, changed("healthy"), node)
 
 
 def name(source: str, image: str, node: str) -> None:
     """Let `image` be what the node has under the name `source`."""
-    do(*images_of(node), "tag", "--force", f"docker.io/library/{source}", f"docker.io/{image}")
+    places = (f"docker.io/{one}" if "/" in one else f"docker.io/library/{one}" for one in (source, image))
+    do(*images_of(node), "tag", "--force", *places)
 
 
 def images_of(node: str) -> list[str]:
