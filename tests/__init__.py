@@ -6,6 +6,8 @@ from typing import Any
 
 # Nightly, property tests get new inputs and long lists of cases are tried whole.
 NIGHTLY = os.environ.get("MLBENCH_TEST_INPUTS") == "new"
+# How often the tests of cut connections run, each time with other cuts, for a figure.
+CUT_RUNS = int(os.environ.get("MLBENCH_TEST_CUTS", "0"))
 
 
 def slow(cases: Iterable[Any]) -> list[Any]:

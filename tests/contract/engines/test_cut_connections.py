@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests import NIGHTLY
+from tests import CUT_RUNS, NIGHTLY
 from tests.contract.engines.labs import EngineLab, install_commands, start_cluster
 from tests.contract.local_runs import python
 from tests.fakes.cutting_proxy import CuttingProxy
@@ -40,7 +40,7 @@ for number in range(30_000):
 
 
 # By day, kubernetes/test_head_pod.py cuts the connections to a pod.
-@pytest.fixture(params=["hosts", "kubernetes"] if NIGHTLY else ["hosts"])
+@pytest.fixture(params=["hosts", "kubernetes"] if NIGHTLY or CUT_RUNS else ["hosts"])
 def lab(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[EngineLab]:
     """A client whose connections to the head are cut, and must have been at the end."""
     kind = str(request.param)
@@ -68,7 +68,8 @@ def lab(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.slow
-def test_logs_and_results_arrive_whole(lab: EngineLab) -> None:
+@pytest.mark.parametrize("number", range(CUT_RUNS or 1))
+def test_logs_and_results_arrive_whole(lab: EngineLab, number: int) -> None:
     run = lab.start(python(SCRIPT))
     assert lab.end(run).ended == "exited"
     assert lab.engine.head(run).fetch().complete

@@ -27,7 +27,7 @@ from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.results.archive.verify import find_problems
 from mlbench_cli.runs import supervise
 from mlbench_cli.util.files import remove_folder
-from tests import NIGHTLY
+from tests import CUT_RUNS, NIGHTLY
 from tests.contract.engines.labs import EngineLab, install_commands
 from tests.contract.local_runs import PATIENCE, SLEEP, shell, until
 from tests.fakes.cutting_proxy import CuttingProxy
@@ -62,7 +62,7 @@ def head_of(folder: Path) -> int:
     return 0
 
 
-@pytest.mark.parametrize("seed", range(3 if NIGHTLY else 1))
+@pytest.mark.parametrize("seed", range(CUT_RUNS or (3 if NIGHTLY else 1)))
 def test_logs_and_output_arrive_exactly_through_random_cuts(tmp_path: Path, seed: int) -> None:
     here, there = tmp_path / "head", tmp_path / "node"
     script = f'seq -f "$RANK %.0f" {LINES}; head -c 1000000 /dev/urandom > $MLBENCH_OUTPUT_DIR/f; printf end'
