@@ -61,7 +61,7 @@ run_at() {
       ;;
     certify)
       certify() { mlbench run certify 5 --task certify --anonymous --share-machine --yes --num-cpus 1 "$@"; }
-      certify --set confirm_seconds=600
+      certify --set confirm_seconds=600 --network 100mbit,1ms
       mlbench certify --from certify-5 --to results/certificates/healthy || true # says by its exit code what it found
       mlbench delete certify-5 --yes
       certify --preset tiny --set confirm_seconds=400 --set stages=drift,pairs,collectives,training \
