@@ -1,10 +1,12 @@
 """A certificate for people: files beside its archive, the commands that it suggests, and one page."""
 
 import json
+import math
 import os
 import shlex
 import shutil
-from collections.abc import Collection, Mapping
+import statistics
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +23,7 @@ from mlbench_cli.storage import run_folder
 from mlbench_cli.util.csv_text import format_csv
 from mlbench_cli.util.files import write_atomically
 from mlbench_cli.util.text import clean_values, counted, list_some, shorten
-from task_images.certify.rules import LEAST_DIP, PEERS, TESTS
+from task_images.certify.rules import ERROR, LEAST_DIP, PEERS, TESTS, need
 
 ARCHIVE = "archive.zip"
 _LINKS = ("recheck", "earlier", "expect")  # parameters that say what a certificate belongs to
@@ -184,6 +186,53 @@ def compare(old: Certificate, new: Certificate) -> list[dict[str, Any]]:
     return rows
 
 
+def compare_fleets(old: Certificate, new: Certificate) -> list[dict[str, Any]]:
+    """Tests in which the nodes of both certificates are slower than before, or faster, by more than the margin of a
+    watch: a sign test over nodes, with an error of 2 % for all tests together. Fewer than ten nodes prove nothing. What
+    all nodes of a certificate have in common hides in comparisons of its nodes with each other."""
+    tests = [test for test in TESTS if test in old.document["fleet"] and test in new.document["fleet"]]
+    found = []
+    for test in tests:
+        before, now = (_rates(one, test) for one in (old, new))
+        shared = sorted(before.keys() & now.keys())
+        margin = math.log1p(-TESTS[test].warn)
+        moved = [math.log(now[name] / before[name]) for name in shared]
+        for change, count in (
+            ("slower", sum(each < margin for each in moved)),
+            ("faster", sum(each > -margin for each in moved)),
+        ):
+            if shared and count >= need(len(shared), ERROR / (2 * len(tests))):
+                found.append(
+                    {
+                        "test": test,
+                        "change": change,
+                        "share": round(abs(math.expm1(statistics.median(moved))), 6),
+                        "nodes": count,
+                        "of": len(shared),
+                    }
+                )
+    return found
+
+
+def describe_changes(nodes: Sequence[Mapping[str, Any]], fleets: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Sentences for what `compare` and `compare_fleets` found."""
+    told = [f"{row['node']}: {row['change']} ({row['before'] or 'absent'} → {row['now'] or 'absent'})" for row in nodes]
+    for row in fleets:
+        text = f"{TESTS[row['test']].title}: {100 * row['share']:.1f} % {row['change']} than before"
+        told.append(f"{text} ({row['nodes']} of {row['of']} nodes by more than the margin)")
+    return told
+
+
+def _rates(certificate: Certificate, test: str) -> dict[str, float]:
+    """Node -> its rate in a test, for those that are not to be returned."""
+    median = certificate.document["fleet"][test]["median"]
+    return {
+        node["node"]: median * (1 + node["tests"][test])
+        for node in certificate.document["nodes"]
+        if test in node["tests"] and node["tests"][test] > -1 and not State(node["state"]).is_bad
+    }
+
+
 def choose_peers(earlier: Certificate, node: str) -> tuple[str, ...]:
     """Healthy nodes to measure beside `node` in a recheck. Raises UsageError if `node` is not in the certificate, or
     too few healthy ones are."""
@@ -224,14 +273,17 @@ def check_folder(folder: Path) -> None:
 
 def write_files(
     certificate: Certificate, source: Path, folder: Path, key: Path | None, earlier: Certificate | None = None
-) -> None:
-    """Write the certificate's files and its signed archive into `folder`."""
+) -> list[str]:
+    """Write the certificate's files and its signed archive into `folder`. Returns what has changed since `earlier`."""
     changes = [] if earlier is None else compare(earlier, certificate)
+    fleets = [] if earlier is None else compare_fleets(earlier, certificate)
+    told = describe_changes(changes, fleets)
     texts = _derive(certificate)
-    texts["certificate.html"] = render(certificate, changes, earlier, is_signed=key is not None)
+    texts["certificate.html"] = render(certificate, told, earlier, is_signed=key is not None)
     texts["changes.json"] = None
     if earlier is not None:
-        texts["changes.json"] = json.dumps({"earlier": earlier.digest, "changes": changes}, indent=2) + "\n"
+        document = {"earlier": earlier.digest, "changes": changes, "fleet": fleets}
+        texts["changes.json"] = json.dumps(document, indent=2) + "\n"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if source.is_dir():
@@ -250,6 +302,7 @@ def write_files(
         ) from None
     if key is not None:
         sign(folder / ARCHIVE, key, force=True)
+    return told
 
 
 def find_edited(archive: Archive) -> list[str]:
@@ -288,9 +341,7 @@ def _nodes_csv(document: Mapping[str, Any]) -> str:
     return format_csv(rows)
 
 
-def render(
-    certificate: Certificate, changes: list[dict[str, Any]], earlier: Certificate | None, *, is_signed: bool
-) -> str:
+def render(certificate: Certificate, changes: Sequence[str], earlier: Certificate | None, *, is_signed: bool) -> str:
     """The page."""
     own = Path(__file__).parent
     order = list(State)  # worst first

@@ -299,7 +299,7 @@ def _present(
         earlier = None
     name = str(certificate.run["name"])
     folder = to or Path(f"certificate-{name}")
-    write_files(certificate, source, folder, key, earlier)
+    changes = write_files(certificate, source, folder, key, earlier)
     document = certificate.document
     if output is Format.json:
         console.out_json({"run": name, "archive": certificate.digest, "folder": str(folder), **document}, stopped)
@@ -315,6 +315,10 @@ def _present(
     for drift in document["drift"]:
         others = "; ".join(f"{value or 'absent'} on {', '.join(some)}" for value, some in drift["others"].items())
         console.note(f"drift:{drift['key']}: {drift['usual'] or 'absent'}, but {others}")
+    if earlier is not None:
+        since = f"Since certificate {earlier.digest[:12]} of {earlier.run['created']}"
+        for text in changes or ["no node has changed its state"]:
+            console.note(f"{since}: {text}.")
     console.note(certificate.sureness)
     unsure = [node for node in document["nodes"] if node["state"] in ("slow", "watch")]
     for node in (node for node in unsure if node["node"] in certificate.places):

@@ -244,6 +244,29 @@ def test_a_node_with_other_gpus_was_replaced_and_the_vendor_gets_their_serial_nu
     assert "m1: serial numbers of its GPUs: 1\n" in Path("third/ticket.txt").read_text()
 
 
+@pytest.mark.parametrize(
+    ("share", "said"),
+    [
+        (0.9, "memory: 10.0 % slower than before (12 of 12 nodes by more than the margin)."),
+        (1.1, "memory: 10.0 % faster than before (12 of 12 nodes by more than the margin)."),
+        (0.99, "no node has changed its state."),
+    ],
+)
+def test_a_fleet_that_has_become_slower_as_a_whole_is_told(capsys: Captured, share: float, said: str) -> None:
+    """No node stands out, so its peers cannot tell."""
+    names = [f"m{number}" for number in range(12)]
+    rates = [5.0 + number / 100 for number in range(12)]
+    seal_earlier(Path("t"), names, rates=rates)
+    seal_earlier(Path("u"), names, rates=[share * rate for rate in rates])
+    run(["certify", "--from", "t", "--to", "first"])
+    run(["certify", "--from", "u", "--to", "second", "--like", "first/archive.zip"])
+    assert said in " ".join(capsys.readouterr().err.split())
+    assert said.removesuffix(".") in Path("second/certificate.html").read_text() or share == 0.99
+    found = json.loads(Path("second/changes.json").read_text())
+    assert found["changes"] == []
+    assert [(row["test"], row["nodes"], row["of"]) for row in found["fleet"]] == [("memory", 12, 12)] * (share != 0.99)
+
+
 def test_every_reason_is_explained_to_the_buyer() -> None:
     text = (Path(__file__).parents[3] / "docs/how-to/certify.md").read_text()
     rows = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `")]
@@ -256,16 +279,19 @@ def seal_earlier(
     end: float = 2.0,
     serials: Sequence[str] = (),
     error: str | None = None,
+    rates: Sequence[float] = (),
 ) -> None:
-    """An archive in which all nodes of the cluster "lab", which are this machine, have measured the same, but for those
-    without a name, which never started. Samples end after `end` seconds. `serials` of GPUs, which have an `error`."""
+    """An archive in which all nodes of the cluster "lab", which are this machine, have measured the same, or `rates`,
+    but for those without a name, which never started. Samples end after `end` seconds. `serials` of GPUs, which have an
+    `error`."""
     shared = {"cluster": "lab", "engine": "hosts", "cluster_kind": "hosts", "preset": "tiny"}
     parameters = load_catalog()["certify"].resolve("tiny", {"stages": "drift"})
     logs = {}
     for rank in (rank for rank, name in enumerate(names) if name is not None):
         said = {"kind": "inventory", "keys": inventory({}, {}), "error": error}
         logs[rank] = [f"certify {json.dumps({**said, 'serial': serials[rank] if serials else None})}"]
-        logs[rank].append('certify {"kind":"rates","at":1.0,"round":0,"values":{"memory":5.0}}')
+        values = {"memory": rates[rank] if rates else 5.0}
+        logs[rank].append(f"certify {json.dumps({'kind': 'rates', 'at': 1.0, 'round': 0, 'values': values})}")
     logs[0] = ['certify {"kind":"scope","turns":true,"clocks":{}}', *logs[0], f'certify {{"kind":"end","at":{end}}}']
     made = new_run(folder, spec("t-4", len(names), task="certify", parameters=parameters, **shared), logs)
     write_run_document(made)
