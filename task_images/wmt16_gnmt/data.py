@@ -8,10 +8,12 @@
 `prepare` makes them from raw text. Text is encoded once and kept in the cache.
 """
 
+import os
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, redirect_stderr
 from dataclasses import replace
 from functools import cached_property
 from itertools import chain
@@ -72,7 +74,9 @@ def prepare(raw: Path, out: Path, merges: int) -> dict[str, int]:
         work = Path(name)
         kept = _tokenize(raw, "train", work, clean=True)
         test = _tokenize(raw, "newstest2014", work, clean=False)
-        with (out / CODES).open("w", encoding="utf-8") as codes:
+        with (out / CODES).open("w", encoding="utf-8") as codes, ExitStack() as stack:
+            if not sys.stderr.isatty():  # a progress bar of hours would fill a log
+                stack.enter_context(redirect_stderr(stack.enter_context(open(os.devnull, "w"))))
             learn_bpe(chain(*(lines(work / f"train.{language}") for language in LANGUAGES)), codes, merges)
         with (out / CODES).open(encoding="utf-8") as codes:
             pairs = BPE(codes, separator=SEPARATOR)
