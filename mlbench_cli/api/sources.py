@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from mlbench_cli.errors import NotFoundError, UsageError
-from mlbench_cli.results.archive.bundle import archives_at
+from mlbench_cli.results.archive.bundle import archives_at, is_zip_name
 from mlbench_cli.runs.repeats import runs_named
 from mlbench_cli.storage.run_folder import RUN, RunFolder, is_sealed
 from mlbench_cli.storage.store import Store
@@ -27,7 +27,7 @@ def find_archives(words: Sequence[str], store: Store, notice: Callable[[str], No
 def as_archive_path(word: str) -> Path | None:
     """A word with "/" or ".zip" as a path; None for a name. Raises NotFoundError if nothing is there."""
     path = Path(word)
-    if "/" not in word and path.suffix.lower() != ".zip":
+    if "/" not in word and not is_zip_name(path):
         return None
     if not path.exists():
         raise NotFoundError(f"There is no archive {word}.", hint="mlbench download NAME --to FILE")
@@ -38,7 +38,7 @@ def find_archives_below(folder: Path) -> list[Path]:
     """The archives in a folder: itself, or its zips and sealed folders, sorted by name. Raises NotFoundError."""
     if RunFolder(folder).is_sealed:
         return [folder]
-    paths = sorted(path for path in folder.iterdir() if path.suffix.lower() == ".zip" or RunFolder(path).is_sealed)
+    paths = sorted(path for path in folder.iterdir() if is_zip_name(path) or RunFolder(path).is_sealed)
     paths = [path for path in paths if not path.name.startswith(".")]  # "._a.zip" is what macOS puts beside a.zip
     found = [archive for path in paths for archive in archives_at(path)]
     if not found:

@@ -12,7 +12,7 @@ from mlbench_cli.commands._common import one_of
 from mlbench_cli.errors import DamagedArchive, MlbenchError, UnprovenArchive
 from mlbench_cli.model.spec import common_name
 from mlbench_cli.results.analysis.comparability import WORDS
-from mlbench_cli.results.archive.bundle import name_archive
+from mlbench_cli.results.archive.bundle import is_zip_name, name_archive
 from mlbench_cli.results.archive.files import Archive
 from mlbench_cli.results.archive.verify import open_verified
 from mlbench_cli.util.files import allow_open_files
@@ -83,7 +83,7 @@ def tell_apart(archives: Sequence[Archive]) -> Sequence[Archive]:
     places: dict[str, dict[str, Path]] = {}  # name -> id -> file or folder
     for archive in archives:
         whole = Path(name_archive(Path(archive.path)))
-        place = next((parent for parent in whole.parents if parent.suffix.lower() == ".zip"), whole)
+        place = next((parent for parent in whole.parents if is_zip_name(parent)), whole)
         places.setdefault(archive.run["name"], {})[archive.run["id"]] = place
     for archive in archives:
         same = places[archive.run["name"]]

@@ -13,6 +13,7 @@ from mlbench_cli.commands._archives import Unproven, open_archives, tell_apart
 from mlbench_cli.commands._common import Format, Output, Yes, print_answer
 from mlbench_cli.commands._selection import complete_names
 from mlbench_cli.errors import NotFoundError, UsageError
+from mlbench_cli.results.archive.bundle import is_zip_name
 from mlbench_cli.results.figures.charts import draw
 
 
@@ -74,7 +75,7 @@ def _print(folder: Path, paths: Sequence[Path], output: Format) -> None:
 
 def _refuse_results(folder: Path) -> None:
     """Reject a first argument that names what to draw instead of the output folder."""
-    if folder.suffix.lower() == ".zip" or (folder / "run.json").is_file():
+    if is_zip_name(folder) or (folder / "run.json").is_file():
         raise UsageError(f"{folder} is an archive, not a folder for figures.", hint=f"mlbench charts FOLDER {folder}")
     if len(folder.parts) != 1 or folder.exists():
         return

@@ -28,6 +28,7 @@ from mlbench_cli.results.analysis.compare import (
 )
 from mlbench_cli.results.analysis.numbers import TOO_FEW_RUNS, format_estimate
 from mlbench_cli.results.analysis.stats import MIN_RUNS
+from mlbench_cli.results.archive.bundle import is_zip_name
 from mlbench_cli.results.archive.files import Archive
 from mlbench_cli.util.text import list_some
 
@@ -114,7 +115,7 @@ def _warn(found: Comparison) -> None:
 def _archives(word: str) -> list[Path]:
     """The folders of the run, or of the repeats, of that name; else the path. A word with "/" or ".zip" is a path."""
     client, path = api.Client(), Path(word)
-    if "/" in word or path.suffix.lower() == ".zip":
+    if "/" in word or is_zip_name(path):
         return client.find_archives([word])
     try:
         runs = client.select([word], repeats=True).runs

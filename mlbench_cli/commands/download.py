@@ -14,7 +14,7 @@ from mlbench_cli.api import Client, RunHandle
 from mlbench_cli.commands._common import make_folder
 from mlbench_cli.commands._selection import All, Names, NewerThan, OlderThan, States, Tasks, act_on_each, make_filter
 from mlbench_cli.errors import UsageError
-from mlbench_cli.results.archive.bundle import write_bundle
+from mlbench_cli.results.archive.bundle import is_zip_name, write_bundle
 
 FORMATS = ("text", "json")
 DEFAULT_FILE = Path("results.zip")
@@ -54,7 +54,7 @@ def download(
     client = Client(notice=console.note)
     filter = make_filter(states, tasks, older_than, newer_than)
     chosen = client.select(names or (), all_runs=all_runs, filter=filter)
-    bundle = target if len(chosen.runs) > 1 and target is not None and target.suffix.lower() == ".zip" else None
+    bundle = target if len(chosen.runs) > 1 and target is not None and is_zip_name(target) else None
     with ExitStack() as stack:
         if bundle is not None:
             refuse_existing([bundle], force=force)
@@ -89,7 +89,7 @@ def _write(
 def choose_files(runs: Sequence[str], to: Path | None, *, force: bool) -> dict[str, Path]:
     """The file of each run: `to`, or one in that folder. Raises UsageError for one that exists."""
     folder = to or Path()
-    if len(runs) == 1 and (to is None or (to.suffix.lower() == ".zip" and not to.is_dir())):
+    if len(runs) == 1 and (to is None or (is_zip_name(to) and not to.is_dir())):
         files = {runs[0]: to or DEFAULT_FILE}
     else:
         make_folder(folder)

@@ -576,14 +576,16 @@ def _warn(specs: Sequence[RunSpec]) -> None:
     in_public = {spec.task for spec in specs if spec.engine == "kubernetes" and spec.image and is_public(spec.image)}
     if packages := sorted({package for task in in_public for package in packages_of(task)}):
         console.note(f"Workers install {', '.join(packages)} with pip when they start.")
-    if any(hides_failures(argv) for argv in {spec.argv for spec in specs if not spec.runs_task_program}):
+    own = [spec for spec in specs if not spec.runs_task_program]
+    commands = {spec.argv for spec in own}
+    if any(map(hides_failures, commands)):
         console.warn(
             "The exit code of a pipe is that of tee, so a failed training counts as completed: set -o pipefail"
         )
-    if any(ends_early(argv) for argv in {spec.argv for spec in specs if not spec.runs_task_program}):
+    if any(map(ends_early, commands)):
         console.warn("The command ends with &, and a run ends with its command: leave out the &, or add wait.")
-    commands = [spec for spec in specs if spec.world_size > 1 and not spec.runs_task_program]
-    if alone := [spec.name for spec in commands if trains_separately(spec.argv)]:
+    separate = set(filter(trains_separately, commands))
+    if alone := [spec.name for spec in own if spec.world_size > 1 and spec.argv in separate]:
         console.warn(
             f"{list_some(alone, 3)}: torchrun without --nnodes trains on each worker separately; see "
             "docs/tutorial/own-training.md"

@@ -1,12 +1,15 @@
 """What the tests of local runs share: a store and an engine in a folder of their own, and looks at real processes."""
 
 import os
+import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from mlbench_cli.engines.base import Engine
 from mlbench_cli.engines.follow import read_log, watch
@@ -18,6 +21,13 @@ from mlbench_cli.storage.store import Store
 
 PATIENCE = 120.0  # seconds; only a broken program, or a machine that others keep busy, needs them
 SLEEP = ("sleep", "600")
+
+
+def bind_superuser() -> list[str]:
+    """Words before a command whose superuser may read no more than others; tests without such a user are skipped."""
+    if os.geteuid() or not shutil.which("setpriv"):
+        pytest.skip("only the superuser can give away files, and only setpriv takes rights from them")
+    return ["setpriv", "--bounding-set=-dac_override,-dac_read_search,-fowner"]
 
 
 class Lab:

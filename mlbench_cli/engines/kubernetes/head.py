@@ -85,9 +85,11 @@ class KubernetesHead(RemoteHead):
         """The pods of the run's Job `owner`; if that is gone, those which outlive it for a moment."""
         pods: Sequence[Pod] = list_pods(api, self._namespace, f"{RUN_LABEL}={self.run.name}{selector}")
         try:
-            if not pods or find_job(api, self._namespace, self.run) is None:
+            if not pods or (job := find_job(api, self._namespace, self.run)) is None:
                 return pods
-            return pods_of(api.get(object_path("Job", self._namespace, owner)), pods)
+            if owner != self.run.name:
+                job = api.get(object_path("Job", self._namespace, owner))
+            return pods_of(job, pods)
         except NameTaken:
             return []
         except ObjectNotFound:

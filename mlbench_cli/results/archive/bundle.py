@@ -33,6 +33,11 @@ def write_bundle(archives: Sequence[Path], target: Path) -> None:
         raise UsageError(f"{target} cannot be written: {error.strerror or error}.") from None
 
 
+def is_zip_name(path: str | Path) -> bool:
+    """Whether a file has the name of a zip; some systems write it in capitals."""
+    return Path(path).suffix.lower() == ".zip"
+
+
 def list_bundle(path: Path) -> list[str]:
     """The names of the archives in a file that holds those of several runs; empty for any other file."""
     try:
@@ -42,7 +47,7 @@ def list_bundle(path: Path) -> list[str]:
             names = bundle.namelist()
     except (OSError, *UNREADABLE):
         return []
-    return names if all(name.lower().endswith(".zip") for name in names) else []
+    return names if all(is_zip_name(name) for name in names) else []
 
 
 def unpack_bundle(path: Path) -> list[Path]:
@@ -74,7 +79,7 @@ def archives_at(path: Path) -> list[Path]:
 
     A file that another program packed again is given back, so that it is refused by its name, and hides no other.
     """
-    if path.suffix.lower() == ".zip" and list_bundle(path):
+    if is_zip_name(path) and list_bundle(path):
         with suppress(DamagedArchive):
             return unpack_bundle(path)
     return [path]
@@ -82,7 +87,7 @@ def archives_at(path: Path) -> list[Path]:
 
 def refuse_bundle(path: Path, purpose: str) -> None:
     """Raise UsageError if a file holds archives of several runs where `purpose` takes one."""
-    if path.suffix.lower() == ".zip" and (names := list_bundle(path)):
+    if is_zip_name(path) and (names := list_bundle(path)):
         raise UsageError(
             f"{path} holds the archives of {counted(len(names), 'run')}; {purpose} takes those of single runs.",
             hint=f"Take one out of it: python3 -m zipfile -e {shlex.quote(str(path))} FOLDER, then use "

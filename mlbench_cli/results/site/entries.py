@@ -17,7 +17,7 @@ from mlbench_cli.errors import DamagedArchive, NotFoundError, UnprovenArchive, U
 from mlbench_cli.model.spec import OWN_PRICE
 from mlbench_cli.results.analysis.energy import Energy, find_energy
 from mlbench_cli.results.analysis.series import Measurement, measure
-from mlbench_cli.results.archive.bundle import archives_at, name_archive
+from mlbench_cli.results.archive.bundle import archives_at, is_zip_name, name_archive
 from mlbench_cli.results.archive.files import Archive, pack
 from mlbench_cli.results.archive.sign import OriginError, check_origin
 from mlbench_cli.results.archive.verify import open_verified
@@ -134,7 +134,7 @@ def find_sources(folders: Sequence[Path], site: Path | None = None) -> Sources:
             names[:] = [name for name in names if not name.startswith(".") and here / name != skipped]
             for name in sorted(name for name in files if not name.startswith(".")):
                 path = Path(place, name)
-                if name.lower().endswith(".zip"):
+                if is_zip_name(name):
                     archives |= dict.fromkeys(archives_at(path) if is_plain(path) else [path])
                 elif name.endswith(".json") and name != ENTRY and is_plain(path):
                     documents[path] = None

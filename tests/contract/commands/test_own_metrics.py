@@ -27,11 +27,16 @@ emit("loss", float("nan"))
 """
 
 
-@pytest.fixture
-def versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Experiments a and b of two versions of train.py."""
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty folder, and a home of its own."""
     monkeypatch.setenv("MLBENCH_HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def versions(folder: None) -> None:
+    """Experiments a and b of two versions of train.py."""
     for name, accuracies, speed in (("a", "[0.5, 0.7, 0.9]", "1000"), ("b", "[0.5, 0.8, 0.6]", "800")):
         Path("train.py").write_text(SCRIPT.replace("ACCURACIES", accuracies).replace("SPEED", speed))
         argv = ["run", name, "1", "--command", "python train.py", "--repeat", "3", "--share-machine"]
@@ -92,11 +97,7 @@ def test_every_reported_metric_is_a_figure_everywhere(capsys: Captured) -> None:
     assert {(row["preset"], row["network"], row["method"]) for row in points} == {("custom", "", "")}
 
 
-def test_a_metric_that_diverged_is_no_empty_cell(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
-) -> None:
-    monkeypatch.setenv("MLBENCH_HOME", str(tmp_path / "home"))
-    monkeypatch.chdir(tmp_path)
+def test_a_metric_that_diverged_is_no_empty_cell(capsys: Captured) -> None:
     Path("train.py").write_text(
         "import os\nfrom mlbench import emit\nemit('metric', name='loss', value=1.5)\n"
         "if os.environ['MLBENCH_SEED'] == '42': emit('metric', name='loss', value=float('nan'))\n"
@@ -115,11 +116,7 @@ def test_a_metric_that_diverged_is_no_empty_cell(
     assert "| loss | 1 worker | nan | 1.50 | 1.50 |" in Path("one.md").read_text()
 
 
-def test_a_metric_keeps_its_unit_and_is_told_from_figures_of_its_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
-) -> None:
-    monkeypatch.setenv("MLBENCH_HOME", str(tmp_path / "home"))
-    monkeypatch.chdir(tmp_path)
+def test_a_metric_keeps_its_unit_and_is_told_from_figures_of_its_name(capsys: Captured) -> None:
     Path("train.py").write_text(
         "from mlbench import emit\nemit('metric', name='throughput', value=120, unit='images/s')\n"
         "emit('metric', name='seconds', value=1234)\nemit('metric', name='temperature', value=70, unit='K')\n"

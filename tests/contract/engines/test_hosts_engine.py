@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 import resource
-import shutil
+import shlex
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -30,7 +30,7 @@ from mlbench_cli.runs import supervise
 from mlbench_cli.runs.queue import QueueFolder
 from mlbench_cli.storage.store import Store
 from tests.contract.engines.labs import SSH, EngineLab, install_commands
-from tests.contract.local_runs import SLEEP, Lab, python, shell, until
+from tests.contract.local_runs import SLEEP, Lab, bind_superuser, python, shell, until
 
 SPEC = RunSpec(
     name="away-2",
@@ -178,10 +178,9 @@ def careful_lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Eng
     """Hosts on which a superuser may read no more than others."""
     for name, value in install_commands(tmp_path / "commands").items():
         monkeypatch.setenv(name, value)
-    if os.geteuid() or not shutil.which("setpriv"):
-        pytest.skip("only the superuser can give away files, and only setpriv takes rights from them")
+    words = bind_superuser()
     ssh = tmp_path / "commands/bin/ssh"
-    ssh.write_text(SSH.replace("exec sh", "exec setpriv --bounding-set=-dac_override,-dac_read_search,-fowner sh"))
+    ssh.write_text(SSH.replace("exec sh", f"exec {shlex.join(words)} sh"))
     (tmp_path / "home").mkdir()
     with closing(EngineLab("hosts", tmp_path / "home")) as lab:
         yield lab

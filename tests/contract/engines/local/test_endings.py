@@ -3,7 +3,6 @@
 import json
 import os
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -19,7 +18,7 @@ from mlbench_cli.errors import UsageError
 from mlbench_cli.model.run import Finding, Run
 from mlbench_cli.results.archive.verify import find_problems
 from task_images.cores import effective_cores
-from tests.contract.local_runs import SLEEP, Lab, client, processes_of, python, shell, until
+from tests.contract.local_runs import SLEEP, Lab, bind_superuser, client, processes_of, python, shell, until
 
 
 def state_of(run: Run) -> dict[str, Any]:
@@ -199,10 +198,7 @@ os.chown("folder", 12345, -1)
 
 def test_output_of_another_user_does_not_keep_an_archive_from_being_completed(tmp_path: Path) -> None:
     """As of a container that the task has started."""
-    if os.geteuid() or not shutil.which("setpriv"):
-        pytest.skip("only the superuser can give away files, and only setpriv takes rights from them")
-    drop = ["setpriv", "--bounding-set=-dac_override,-dac_read_search,-fowner"]
-    words = [*drop, sys.executable, "-m", "mlbench_cli"]
+    words = [*bind_superuser(), sys.executable, "-m", "mlbench_cli"]
     options: dict[str, Any] = {"env": {**os.environ, "MLBENCH_HOME": str(tmp_path)}, "capture_output": True}
     command = ["--share-machine", "--command", shlex.join(python(FOREIGN))]
     done = subprocess.run([*words, "run", "x", "1", *command], **options)
