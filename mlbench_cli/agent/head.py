@@ -33,7 +33,7 @@ from typing import Any
 
 from mlbench_cli.agent import link, machine, processes, wire
 from mlbench_cli.agent.interfaces import list_addresses
-from mlbench_cli.util.files import allow_open_files, touch, write_atomically
+from mlbench_cli.util.files import allow_open_files, touch, write_at, write_atomically
 
 LOOK_SECONDS = 0.2  # between two looks for what nodes must know
 SILENT_SECONDS = 60.0  # without a message, until a connection is closed
@@ -120,11 +120,7 @@ class Head:
     def _append(self, node: int, data: bytes, name: str, offset: int) -> None:
         if not GROWING.fullmatch(name) or not 0 <= offset < MAX_OFFSET:
             raise ValueError(name)
-        descriptor = os.open(f"{self.place(node)}/{name}", os.O_WRONLY | os.O_CREAT, 0o644)
-        try:
-            os.pwrite(descriptor, data, offset)
-        finally:
-            os.close(descriptor)
+        write_at(f"{self.place(node)}/{name}", offset, data)
         touch(f"{self.place(node)}/.state/beat")  # a large output takes minutes, and its node has no agent any more
 
     def _replace(self, node: int, data: bytes, name: str) -> None:

@@ -15,7 +15,7 @@ import time
 from typing import Any
 
 from mlbench_cli.agent import wire
-from mlbench_cli.util.files import write_atomically
+from mlbench_cli.util.files import read_object, write_atomically
 
 HEAD = "head.json"  # in RUN: how to reach the head
 MAX_LINE = 1 << 16
@@ -79,12 +79,7 @@ def read_note(folder: str, name: str) -> dict[str, Any] | None:
     """A note in the run's folder that says how to reach a process; None as long as nobody has written it."""
     with contextlib.suppress(OSError):
         os.listdir(folder)  # NFS: asks the server
-    try:
-        with open(os.path.join(folder, name), encoding="utf-8") as file:
-            note = json.load(file)
-    except (OSError, ValueError):
-        return None
-    return note if isinstance(note, dict) else None
+    return read_object(os.path.join(folder, name))
 
 
 def write_note(folder: str, name: str, addresses: list[str], port: int, token: str) -> None:

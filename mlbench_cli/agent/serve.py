@@ -27,7 +27,7 @@ from typing import Any, BinaryIO
 
 from mlbench_cli.agent import processes, wire
 from mlbench_cli.agent.interfaces import interface_addresses
-from mlbench_cli.util.files import remove_folder, write_atomically
+from mlbench_cli.util.files import read_object, remove_folder, write_atomically
 
 Answer = tuple[Mapping[str, Any], bytes]
 
@@ -196,7 +196,7 @@ def sync(folder: str, run: str, nodes: Mapping[str, Mapping[str, int]], limit: i
     there is none.
     """
     folder = expand(folder)
-    if not os.path.isdir(folder) or (read_json(f"{folder}/run.json") or {}).get("id", run) != run:
+    if not os.path.isdir(folder) or (read_object(f"{folder}/run.json") or {}).get("id", run) != run:
         return {"exists": False, "nodes": {}, "pieces": []}, b""
     clock, left = file_system_time(folder), limit
     listened = clock
@@ -205,7 +205,7 @@ def sync(folder: str, run: str, nodes: Mapping[str, Mapping[str, int]], limit: i
     reports, pieces, data = {}, [], []
     for node, offsets in nodes.items():
         place = os.path.join(folder, "nodes", node)
-        state, results = read_json(f"{place}/.state/state.json"), read_json(f"{place}/.state/results.json")
+        state, results = read_object(f"{place}/.state/state.json"), read_object(f"{place}/.state/results.json")
         report: dict[str, Any] = {"state": state, "results": results, "alive": None, "beat_age": None}
         has_courier = os.path.exists(f"{place}/.state/courier")  # which reports the agent's end last
         with contextlib.suppress(OSError):
@@ -216,8 +216,8 @@ def sync(folder: str, run: str, nodes: Mapping[str, Mapping[str, int]], limit: i
             is_gone = os.path.exists(f"{place}/.state/gone")
             report["alive"] = (False if is_gone else None) if has_courier else processes.is_alive(state)
             if report["alive"] is False:  # it may have ended since its state was read
-                report["state"] = read_json(f"{place}/.state/state.json")
-                report["results"] = read_json(f"{place}/.state/results.json")
+                report["state"] = read_object(f"{place}/.state/state.json")
+                report["results"] = read_object(f"{place}/.state/results.json")
         for rank, offset in offsets.items():
             if left <= 0:
                 break
@@ -315,11 +315,11 @@ def list_runs(base: str) -> Answer:
             runs.append(
                 {
                     "name": name,
-                    "run": read_json(os.path.join(folder, "run.json")),
+                    "run": read_object(os.path.join(folder, "run.json")),
                     "fetched": os.path.exists(os.path.join(folder, "fetched")),
                     "processes": processes.find_processes(nodes_of(folder)),
                     "supervised": any(
-                        processes.is_alive(read_json(os.path.join(folder, "nodes", node, ".state", "state.json")))
+                        processes.is_alive(read_object(os.path.join(folder, "nodes", node, ".state", "state.json")))
                         for node in list_folder(os.path.join(folder, "nodes"))
                     ),
                 }
@@ -356,14 +356,6 @@ def read_text(path: str) -> str:
             return file.read()
     except OSError:
         return ""
-
-
-def read_json(path: str) -> Any:
-    """The document in a file; None if it cannot be read or is not JSON."""
-    try:
-        return json.loads(read_text(path))
-    except ValueError:
-        return None
 
 
 def list_folder(path: str) -> list[str]:

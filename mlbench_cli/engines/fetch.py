@@ -16,7 +16,7 @@ from mlbench_cli.engines.observe import NodeReport
 from mlbench_cli.errors import MlbenchError, UnreachableError
 from mlbench_cli.model.run import Finding, Phase, Run
 from mlbench_cli.storage.run_folder import FAULTS, RunFolder
-from mlbench_cli.util.files import size_of, sync_folder, write_atomically
+from mlbench_cli.util.files import read_object, size_of, sync_folder, write_atomically
 
 ATTEMPTS = 2
 CUTS, CUT_SECONDS = 8, 60.0  # that a download outlasts before it has another piece
@@ -38,8 +38,8 @@ def fetch_archive(channel: Channel, place: str, report: NodeReport, node: int, r
         return None
     state = RunFolder(run.folder).state
     marker, part = state / f"fetched-{node}.json", state / f"output-{node}.tar"
-    if (known := _read_marker(marker)) is not None:
-        return known
+    if (known := read_object(marker)) is not None:  # it was unpacked before
+        return known["files"], known["bytes"]
     download(channel, f"{place}/.state/archive.tar", packed, part)
     files, size = _unpack(part, run.folder, state / f"resources-{node}.jsonl", is_first=node == 0)
     write_atomically(marker, json.dumps({"files": files, "bytes": size}).encode())
@@ -122,15 +122,6 @@ def explain_gap(ranks: Sequence[int], why: str) -> Finding:
     """The finding that the ends of the ranks' logs are `why`."""
     summary = f"The ends of the logs of ranks {', '.join(map(str, ranks[:20]))} are {why}."
     return Finding(LOG_GAP, summary, evidence={"ranks": list(ranks)})
-
-
-def _read_marker(marker: Path) -> tuple[int, int] | None:
-    """Files and bytes of an archive that was unpacked before; None if it was not."""
-    try:
-        document = json.loads(marker.read_bytes())
-        return int(document["files"]), int(document["bytes"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
 
 
 def _unpack(part: Path, folder: Path, resources: Path, *, is_first: bool) -> tuple[int, int]:

@@ -22,7 +22,7 @@ from mlbench_cli.engines.placement import NodeShare
 from mlbench_cli.errors import MlbenchError
 from mlbench_cli.model.run import Finding, Run
 from mlbench_cli.storage.run_folder import RunFolder
-from mlbench_cli.util.files import size_of, write_atomically
+from mlbench_cli.util.files import size_of, write_at, write_atomically
 
 QUIET_SECONDS = 12.0  # of a head that is asked what is new, which takes it some milliseconds; the user is told then
 EXTRA_LOG_BYTES = 1 << 16  # of the end of each
@@ -105,9 +105,7 @@ class RemoteHead:
             )
             position = 0
             for rank, offset, size in answer["pieces"]:
-                # By offset, so that two clients write the same.
-                with open(os.open(folder.log(rank), os.O_WRONLY | os.O_CREAT, 0o644), "wb") as file:
-                    os.pwrite(file.fileno(), data[position : position + size], offset)
+                write_at(folder.log(rank), offset, data[position : position + size])  # as every other client does
                 position += size
             if position < answer.get("limit", 1):
                 return answer

@@ -17,7 +17,7 @@ from mlbench_cli.model.spec import CUSTOM
 from mlbench_cli.runs import launch
 from mlbench_cli.runs.request import Request
 from mlbench_cli.tasks.catalog import TORCH_BACKENDS, Task, load_catalog
-from mlbench_cli.util.files import write_atomically
+from mlbench_cli.util.files import read_object, write_atomically
 
 REMEMBERED = ("task", "preset", "image", "command", "backend", "custom_backend", "run_on_all", "cluster", "data_dir")
 DEFAULT_NAME = "my-run"
@@ -154,11 +154,7 @@ def _memory_file() -> Path:
 
 def recall() -> JsonObject:
     """The last answers, by name. A damaged file counts as none."""
-    try:
-        data = json.loads(_memory_file().read_text("utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return data if isinstance(data, dict) else {}
+    return read_object(_memory_file()) or {}
 
 
 def answers_in(request: Request) -> JsonObject:

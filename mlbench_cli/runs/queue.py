@@ -16,12 +16,12 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from msgspec import Struct
 
@@ -29,7 +29,7 @@ from mlbench_cli.agent.processes import is_alive, is_lock_held, process_note, si
 from mlbench_cli.errors import DeadlineError, Interrupted, MlbenchError, Terminated, UsageError
 from mlbench_cli.model.run import Experiment, Finding, Observation, RunRow, RunState, WorkerState
 from mlbench_cli.storage.store import Store
-from mlbench_cli.util.files import write_atomically
+from mlbench_cli.util.files import read_end, read_object, write_atomically
 from mlbench_cli.util.times import now
 
 FOLDER = "experiments"
@@ -39,7 +39,6 @@ ALL_ENDED = "all its runs have ended"
 _LAST_STEPS = 1.0  # time for a queue to end after its last run,
 _LAST_STEPS_OF_ENDED = 20.0  # and if all runs are recorded as ended: on a busy machine it takes a while
 _POLL = 0.05
-_MAX_LOG = 1 << 16
 
 
 class QueueState(StrEnum):
@@ -123,7 +122,7 @@ class QueueFolder(Struct, frozen=True):
 
     def read_holder(self) -> QueueHolder | None:
         """The process that holds or last held the lock; None if there was none."""
-        document = _read_json(self.path / "queue.json")
+        document = read_object(self.path / "queue.json")
         try:
             return None if document is None else QueueHolder(**document)
         except TypeError:
@@ -142,13 +141,7 @@ class QueueFolder(Struct, frozen=True):
 
     def read_log(self) -> list[str]:
         """The last lines of the queue's log, oldest first."""
-        try:
-            with open(self.log, "rb") as file:
-                size = file.seek(0, os.SEEK_END)
-                file.seek(max(0, size - _MAX_LOG))
-                return file.read().decode("utf-8", "replace").splitlines()
-        except OSError:
-            return []
+        return read_end(self.log).decode("utf-8", "replace").splitlines()
 
 
 def queued_observation(row: RunRow) -> Observation:
@@ -165,14 +158,6 @@ def queued_observation(row: RunRow) -> Observation:
         hint=f"To resume: mlbench run {row.queue.name}",
     )
     return Observation(time.time(), workers, () if is_waiting else (ended,))
-
-
-def _read_json(path: Path) -> Mapping[str, Any] | None:
-    try:
-        document = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return None
-    return document if isinstance(document, dict) else None
 
 
 # --- holding it ------------------------------------------------------------------------------------------------------

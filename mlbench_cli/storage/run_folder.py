@@ -20,7 +20,7 @@ from msgspec import Struct
 from mlbench_cli.agent.processes import try_lock
 from mlbench_cli.errors import DeadlineError
 from mlbench_cli.model.run import Observation, Run
-from mlbench_cli.util.files import write_atomically
+from mlbench_cli.util.files import read_object, write_atomically
 
 RUN = "run.json"
 OBSERVATION = "observation.json"
@@ -98,11 +98,7 @@ class RunFolder(Struct, frozen=True):
 
     def read_json(self, name: str) -> dict[str, Any] | None:
         """The JSON object in the file `name`; None if it is missing or unreadable."""
-        try:
-            document = json.loads((self.path / name).read_bytes())
-        except (OSError, ValueError):
-            return None
-        return document if isinstance(document, dict) else None
+        return read_object(self.path / name)
 
     @contextmanager
     def lock(self, *, notice: Callable[[str], None] | None = None) -> Iterator[None]:

@@ -6,12 +6,13 @@ Agents write with it, too: standard library only, and nothing that delays their 
 from __future__ import annotations
 
 import errno
+import json
 import os
 import resource
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 
 @contextmanager
@@ -44,6 +45,15 @@ def write_atomically(path: str | os.PathLike[str], data: bytes, *, is_durable: b
         sync_folder(os.path.dirname(path) or ".")
 
 
+def write_at(path: str | os.PathLike[str], offset: int, data: bytes) -> None:
+    """Write into a file, which is made if needed, from `offset` on. Raises OSError."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
+    try:
+        os.pwrite(descriptor, data, offset)
+    finally:
+        os.close(descriptor)
+
+
 def touch(path: str) -> None:
     """Make a file, or make it one of now. Needs no room on the disk if it is there."""
     os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o644))
@@ -69,6 +79,16 @@ def read_regular(path: str | os.PathLike[str], limit: int) -> bytes:
     if len(data) > limit:
         raise OSError(errno.EFBIG, f"larger than {limit} bytes", os.fspath(path))
     return data
+
+
+def read_object(path: str | os.PathLike[str]) -> dict[str, Any] | None:
+    """The JSON object in a file; None if the file cannot be read or holds something else."""
+    try:
+        with open(path, "rb") as file:
+            document = json.load(file)
+    except (OSError, ValueError, RecursionError):
+        return None
+    return document if isinstance(document, dict) else None
 
 
 def let_read(path: str | os.PathLike[str]) -> int:

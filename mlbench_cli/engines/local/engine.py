@@ -44,7 +44,7 @@ from mlbench_cli.model.network import NOT_AS_ASKED_HINT, worker_address
 from mlbench_cli.model.run import Ending, Finding, Observation, Run, WorkerState
 from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.storage.run_folder import OBSERVATION, RunFolder
-from mlbench_cli.util.files import remove_folder
+from mlbench_cli.util.files import read_object, remove_folder
 from mlbench_cli.util.text import rough_duration
 
 AGENT = "mlbench_cli.agent.agent"
@@ -509,11 +509,7 @@ def has_begun(run: Run) -> bool:
 def _is_starting(run: Run) -> bool:
     """Whether a client, which may wait for this machine, or the agent that it has started is about to write the first
     state of a run that has none."""
-    try:
-        starter = json.loads((run.folder / LOCK).read_bytes())
-    except (OSError, ValueError):
-        starter = None
-    return is_lock_held(run.folder / LOCK, starter) is not False
+    return is_lock_held(run.folder / LOCK, read_object(run.folder / LOCK)) is not False
 
 
 def _waiting_workers(run: Run, reason: str | None = None) -> tuple[WorkerState, ...]:
