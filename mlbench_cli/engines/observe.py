@@ -5,11 +5,12 @@ from typing import Any
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from mlbench_cli.agent.messages import SCHEMA_VERSION, NodeResults, NodeState, pending_facts
 from mlbench_cli.engines import diagnosis
 from mlbench_cli.errors import DamagedRun
-from mlbench_cli.model.run import Ending, Finding, NodeClock, Observation, Phase, WorkerState
+from mlbench_cli.model.run import Ending, Finding, NodeClock, Observation, Phase, Run, WorkerState
 from mlbench_cli.model.spec import RunSpec
 
 SCARCE_BYTES = 1 << 20  # of free disk, below which a head cannot take in more
@@ -164,6 +165,16 @@ def observe(spec: RunSpec, names: Sequence[str | None], snapshot: Snapshot, tail
         seconds=max((value for value in seconds if value is not None), default=None) if known else None,
         clocks=_find_clocks(states),
     )
+
+
+def explain_absence(run: Run, seen: Observation, what: str) -> Observation:
+    """How a run ended of which its cluster has nothing, as `what` says: it was never submitted, or is gone."""
+    if run.manifests.exists():
+        gone = Finding("run_gone", f"{what}: it was deleted, or has expired.")
+        return replace(seen, ended=Ending.LOST, findings=(*seen.findings, gone))
+    words = f"{what}: it was not submitted, or has been deleted."
+    finding = Finding("not_submitted", words, hint="Start it again.", retryable=True)
+    return replace(seen, ended=Ending.NEVER_STARTED, findings=(finding,))
 
 
 def find_first(snapshot: Snapshot) -> Facts | None:

@@ -22,7 +22,7 @@ from mlbench_cli.engines.observe import STALE_SECONDS, Snapshot, find_ending, fi
 from mlbench_cli.engines.placement import NodeShare, share_hosts
 from mlbench_cli.engines.plan import make_plan
 from mlbench_cli.errors import MlbenchError, NeverStartedError, UnreachableError
-from mlbench_cli.model.run import Ending, Finding, Observation, Run
+from mlbench_cli.model.run import Ending, Observation, Run
 from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.util.files import allow_open_files
 
@@ -145,12 +145,6 @@ class HostsEngine(MachinesEngine):
     def _judge(self, run: Run, snapshot: Snapshot, observation: Observation) -> Observation:
         if observation.ended is not None:
             return observation
-        if not snapshot.exists:
-            finding = Finding(
-                "folder_gone", "The run has no folder on its hosts: it was not submitted, or has been removed."
-            )
-            ended = Ending.LOST if (run.manifests / "plan.json").exists() else Ending.NEVER_STARTED
-            return replace(observation, ended=ended, findings=(*observation.findings, finding))
         if not snapshot.is_served and snapshot.shows_life:
             self._start_head(run)  # it was killed, or its machine has started again
         begun = [report for report in snapshot.nodes.values() if report.state is not None]

@@ -30,7 +30,7 @@ from mlbench_cli.engines.kubernetes.workers import (
     is_on_silent_node,
     why_gone,
 )
-from mlbench_cli.engines.observe import NodeReport, Snapshot
+from mlbench_cli.engines.observe import NodeReport, Snapshot, explain_absence
 from mlbench_cli.engines.placement import share_nodes
 from mlbench_cli.errors import MlbenchError, UnreachableError
 from mlbench_cli.kube.access import Access
@@ -122,7 +122,11 @@ class KubernetesHead(RemoteHead):
             seen = self._observer.observe(snapshot)
             if not snapshot.is_served and (found := self._observer.explain_head(seen, self._pods)) is not None:
                 seen = replace(seen, findings=(*seen.findings, found))
-            return seen if self._observer.job is not None else _without_job(self.run, seen)
+            if self._observer.job is not None:
+                return seen
+            if all(worker.exit_code == 0 for worker in seen.workers):
+                return replace(seen, ended=Ending.EXITED)
+            return explain_absence(self.run, seen, "The run's Job is not in the cluster")
 
     # --- end ------------------------------------------------------------------------------------------------------
 
@@ -291,19 +295,3 @@ class KubernetesHead(RemoteHead):
         if self._observer is not None:
             self._observer.close()
             self._observer = None
-
-
-def _without_job(run: Run, seen: Observation) -> Observation:
-    """How a run ended whose Job does not exist: it was never submitted, was deleted, or has expired."""
-    if all(worker.exit_code == 0 for worker in seen.workers):
-        return replace(seen, ended=Ending.EXITED)
-    if not run.manifests.exists():
-        finding = Finding(
-            "not_started",
-            "The run's Job is not in the cluster: it was not submitted, or has been deleted.",
-            hint="Start it again.",
-            retryable=True,
-        )
-        return replace(seen, ended=Ending.NEVER_STARTED, findings=(finding,))
-    finding = Finding("job_gone", "The run's Job is not in the cluster: it was deleted or has expired.")
-    return replace(seen, ended=Ending.LOST, findings=(*seen.findings, finding))

@@ -16,7 +16,7 @@ from mlbench_cli.engines.base import FoundRun, Submission, UnreadableRun, refuse
 from mlbench_cli.engines.code import pack_code
 from mlbench_cli.engines.diagnosis import read_last_lines
 from mlbench_cli.engines.head import RemoteHead
-from mlbench_cli.engines.observe import Snapshot, observe
+from mlbench_cli.engines.observe import Snapshot, explain_absence, observe
 from mlbench_cli.engines.placement import NodeShare
 from mlbench_cli.errors import CapacityError, DamagedRun, MlbenchError, UsageError
 from mlbench_cli.model.cluster_details import MachineDetails
@@ -101,6 +101,8 @@ class MachinesEngine(ABC):
         names = [known[rank] for rank in range(run.spec.process_count)]  # of nodes, as far as known before the run
         with self._lock:
             seen = observe(run.spec, names, snapshot, lambda rank: read_last_lines(folder.log(rank)))
+            if not snapshot.exists:
+                return explain_absence(run, seen, "The run has no folder on the cluster")
             return self._judge(run, snapshot, seen)
 
     # --- end ------------------------------------------------------------------------------------------------------

@@ -155,7 +155,7 @@ class SlurmEngine(MachinesEngine):
 
     def _judge(self, run: Run, snapshot: Snapshot, observation: Observation) -> Observation:
         """Slurm's state only explains what the files leave open."""
-        number = self._job_id(run) if snapshot.exists else None
+        number = self._job_id(run)
         if number is None:
             return self._without_job(run, snapshot, observation)
         if observation.ended is not None and not _needs_explanation(observation, snapshot):
@@ -175,7 +175,7 @@ class SlurmEngine(MachinesEngine):
             if may_come and time.monotonic() - since < self._details.kill_wait + FILE_SECONDS:
                 return replace(observation, ended=None)
             if (found := self._find_memory_kill(run, number)) is not None:
-                return _as_failure(observation, found)
+                return _explained(observation, Ending.FAILED, found)
             return _explain_loss(observation, job, snapshot)
         if job is None:
             return self._judge_vanished(run, number, snapshot, observation)
@@ -229,24 +229,17 @@ class SlurmEngine(MachinesEngine):
     def _without_job(self, run: Run, snapshot: Snapshot, observation: Observation) -> Observation:
         if observation.ended is not None:
             return observation
-        if snapshot.exists and snapshot.is_canceled:
+        if snapshot.is_canceled:
             return replace(observation, ended=Ending.CANCELED)
-        if snapshot.exists and (self._read_text(f"{self._run_place(run)}/started/job") is not None):
+        if self._read_text(f"{self._run_place(run)}/started/job") is not None:
             return observation
-        if snapshot.exists:
-            finding = Finding(
-                "not_submitted",
-                "The run has no job on the cluster: its client was stopped before it submitted one.",
-                hint=f"mlbench wait {run.name}   submits it; mlbench delete {run.name}   forgets it",
-                retryable=True,
-            )
-            return replace(observation, findings=(*observation.findings, finding))
-        if not (run.manifests / "job.sh").exists():
-            words = "The run has no folder on the cluster: it was not submitted, or has been removed."
-            finding = Finding("not_submitted", words, hint="Start it again.", retryable=True)
-            return replace(observation, ended=Ending.NEVER_STARTED, findings=(*observation.findings, finding))
-        finding = Finding("folder_gone", "The run's folder on the cluster was removed by someone else.")
-        return replace(observation, ended=Ending.LOST, findings=(*observation.findings, finding))
+        finding = Finding(
+            "not_submitted",
+            "The run has no job on the cluster: its client was stopped before it submitted one.",
+            hint=f"mlbench wait {run.name}   submits it; mlbench delete {run.name}   forgets it",
+            retryable=True,
+        )
+        return replace(observation, findings=(*observation.findings, finding))
 
     def _find_report(self, number: str, snapshot: Snapshot, *, is_over: bool) -> JobReport | None:
         """The job as the controller describes it, from one squeue for all runs, called as rarely as possible."""
@@ -286,10 +279,10 @@ def _put_file(path: str, text: str, mode: int = 0o600) -> ChannelRequest:
     return ChannelRequest("put", {"path": path, "mode": mode, "durable": False}, text.encode())
 
 
-def _as_failure(observation: Observation, found: Finding) -> Observation:
+def _explained(observation: Observation, ended: Ending, *reason: Finding) -> Observation:
     """The observation of a run that ended for a reason that Slurm gives, in place of what that looked like."""
     kept = tuple(item for item in observation.findings if item.code not in FOREIGN_ENDS)
-    return replace(observation, ended=Ending.FAILED, findings=(found, *kept))
+    return replace(observation, ended=ended, findings=(*reason, *kept))
 
 
 def _needs_explanation(observation: Observation, snapshot: Snapshot) -> bool:
@@ -308,5 +301,4 @@ def _explain_loss(observation: Observation, job: JobReport | None, snapshot: Sna
     if job.state == "CANCELLED" and observation.ended is not Ending.CANCELED:
         return observation
     ended, finding = diagnosis.explain_end(job, is_begun=True, is_canceled=snapshot.is_canceled)
-    kept = tuple(item for item in observation.findings if item.code not in FOREIGN_ENDS)
-    return replace(observation, ended=ended, findings=(*kept, *([finding] if finding else [])))
+    return _explained(observation, ended, *([finding] if finding else []))
