@@ -211,7 +211,9 @@ def name_parameters(command: str, parameters: Iterable[tuple[str, str]]) -> str:
     """A command with {NAME} where it has the value of a parameter: "train.py --lr {lr}" for all values of lr. So runs
     whose commands differ in nothing else differ in a parameter only.
 
-    Of parameters with equal values, the one that an option in front of the value is named after.
+    Of parameters with equal values, the one that an option in front of the value is named after. If a parameter has
+    such an option, another option with the same value is a constant: with layers=1, "--epochs 1 --num-layers 1" is
+    "--epochs 1 --num-layers {layers}".
     """
     names: dict[str, list[str]] = {}
     for name, value in parameters:
@@ -220,13 +222,22 @@ def name_parameters(command: str, parameters: Iterable[tuple[str, str]]) -> str:
     if not names:
         return command
     values = "|".join(map(re.escape, sorted(names, key=len, reverse=True)))
+    pattern = re.compile(rf"(?:(?P<option>[A-Za-z][\w-]*)[ =])?(?<![\w.])(?P<value>{values})(?!\w|\.\d)")
+
+    def find_own(match: re.Match[str]) -> str | None:
+        option = (match["option"] or "").replace("-", "_")
+        same = names[match["value"]]
+        return option if option in same else next((name for name in same if f"_{name}_" in f"_{option}_"), None)
+
+    have_options = {find_own(match) for match in pattern.finditer(command)}
 
     def replace(match: re.Match[str]) -> str:
         same = names[match["value"]]
-        option = (match["option"] or "").replace("-", "_")
-        return f"{match[0].removesuffix(match['value'])}{{{option if option in same else same[0]}}}"
+        others = [name for name in same if name not in have_options] if match["option"] else same
+        name = find_own(match) or next(iter(others), None)
+        return match[0] if name is None else f"{match[0].removesuffix(match['value'])}{{{name}}}"
 
-    return re.sub(rf"(?:(?P<option>[A-Za-z][\w-]*)[ =])?(?<![\w.])(?P<value>{values})(?!\w|\.\d)", replace, command)
+    return pattern.sub(replace, command)
 
 
 def key_of(archive: Archive) -> ComparisonKey:

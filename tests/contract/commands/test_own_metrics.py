@@ -161,6 +161,14 @@ def test_variants_of_a_command_are_one_comparison(
     assert {row["set.lr"] for row in csv.DictReader(Path("vary.csv").read_text().splitlines())} == {"0.1", "1"}
 
 
+def test_a_constant_of_a_command_may_equal_a_value_of_its_matrix(capsys: Captured) -> None:
+    """With layers=1, "--epochs 1" stays a constant, so both points are runs of the same command."""
+    command = "echo --epochs 1 --num-layers {layers}"
+    assert run(["run", "x", "1", "--command", command, "--matrix", "set.layers=1,2", "--share-machine"]) == 0
+    found = answer(capsys, "compare", "x-layers1-1", "x-layers2-1", "--across", "conditions")
+    assert found["obstacles"] == ["The values of layers differ: 1 and 2."]
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("versions")
 def test_a_gate_on_a_metric_compares_two_versions_of_a_script(capsys: Captured) -> None:
