@@ -7,7 +7,7 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from mlbench_cli.errors import UsageError
 from mlbench_cli.model.run import Cluster, Experiment, Member, Outcome, Run
 from mlbench_cli.model.spec import NAME_LENGTH, RunSpec, check_name
+from mlbench_cli.results.analysis.comparability import name_parameters
 from mlbench_cli.runs import launch
 from mlbench_cli.runs.matrix import MAX_MEMBERS, hint_for, point_suffix, point_text
 from mlbench_cli.runs.request import Request, apply_point, matrix_of, parse_file
@@ -251,9 +252,10 @@ def _refuse_contradiction(experiment: Experiment, existing: Sequence[MemberRow],
     if (not keys and candidate.point) or (keys and not candidate.point):
         raise _contradiction(experiment, ["the matrix"])
     peers = [row for row in existing if row.member.point == candidate.point]
-    ours = _comparable(candidate.spec.content(), set() if peers else _axis_fields(candidate.point, keys))
+    axes = set() if peers else {*candidate.point, *keys}
+    ours = _comparable(candidate.spec, axes)
     for row in peers or existing:
-        theirs = _comparable(row.run.spec.content(), set() if peers else _axis_fields(candidate.point, keys))
+        theirs = _comparable(row.run.spec, axes)
         differences = find_differences(theirs, ours)
         if differences:
             raise _contradiction(experiment, differences, _hint_for_cores(theirs, ours))
@@ -298,15 +300,23 @@ def _show(value: Any) -> str:
     return "not given" if value is None else shorten(f'"{value}"' if isinstance(value, str) else str(value))
 
 
-def _comparable(content: dict[str, object], ignored: set[str]) -> dict[str, object]:
-    return {key: value for key, value in content.items() if key not in {"workers", "seed", "share_machine", *ignored}}
+def _comparable(spec: RunSpec, axes: Collection[str]) -> dict[str, Any]:
+    """What all points of a matrix with these axes share: "set.lr" may change lr, and {lr} in the command."""
+    content = spec.content()
+    varied = {axis.removeprefix("set.") for axis in axes if axis.startswith("set.")}
+    values = [(name, str(spec.parameters[name])) for name in varied if name in spec.parameters]
+    content["argv"] = name_parameters(shlex.join(spec.argv), values)
+    for field, prefix in (("parameters", ""), ("method", "comm.")):
+        content[field] = {name: value for name, value in content[field].items() if prefix + name not in varied}
+    ignored = {"workers", "seed", "share_machine", *_axis_fields(axes)}
+    return {key: value for key, value in content.items() if key not in ignored}
 
 
 # Option -> the fields of a spec that it decides, where their names differ.
 _DECIDES: Mapping[str, tuple[str, ...]] = {
     "task": ("task", "argv", "parameters", "image", "preset", "backend"),
     "preset": ("preset", "parameters"),
-    "set": ("parameters",),
+    "set": (),
     "command": ("argv", "task", "preset"),
     "backend": ("backend", "run_on_all"),
     "custom_backend": ("backend", "run_on_all"),
@@ -323,9 +333,9 @@ _DECIDES: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def _axis_fields(point: Mapping[str, str], keys: set[str]) -> set[str]:
-    """The fields of a spec that may differ between points of a matrix with these keys."""
-    names = {key.partition(".")[0] for key in {*point, *keys} if key != ENTRY}
+def _axis_fields(axes: Collection[str]) -> set[str]:
+    """The fields of a spec that may differ between points of a matrix with these axes."""
+    names = {key.partition(".")[0] for key in axes if key != ENTRY}
     known = set(RunSpec.__struct_fields__)
     return {
         field for name in names for field in _DECIDES.get(name, (name,) if name in known else ("kubernetes", "image"))

@@ -155,6 +155,27 @@ def test_a_further_point_must_agree_in_everything_but_its_axes(store: Recorder) 
         store.plan(first, ask(backend="mpi"))
 
 
+EFTOPK: dict[str, Any] = {"command": None, "task": "digits_resnet", "preset": "tiny", "method": "eftopk"}
+
+
+@pytest.mark.parametrize(
+    ("options", "axis", "values", "change"),
+    [
+        ({"command": "true --lr {lr}"}, "set.lr", (1, 2, 3), {"command": "true --fast --lr {lr}"}),
+        ({"command": "sh -c 'echo $MLBENCH_PARAMETERS'"}, "set.lr", (1, 2, 3), {"set": {"decay": 1}}),
+        (EFTOPK, "set.comm.density", ("0.1", "0.2", "0.3"), {"set": {"epochs": 2}}),
+        (EFTOPK, "set.batch_size", (16, 32, 64), {"set": {"comm.density": "0.1"}}),
+    ],
+)
+def test_a_setting_of_the_matrix_gets_further_values_and_nothing_else_changes(
+    store: Recorder, options: dict[str, Any], axis: str, values: tuple[Any, ...], change: dict[str, Any]
+) -> None:
+    first = store.plan(None, ask(**options, matrix={axis: values[:2]}))
+    assert len(store.plan(first, ask(**options, matrix={axis: values})).new) == 2
+    with pytest.raises(UsageError, match="differs from this request"):
+        store.plan(first, ask(**options | change, matrix={axis: values[2:]}))
+
+
 def test_attempts_are_counted() -> None:
     assert next_attempt("x-2") == "x-2-try2"
     assert next_attempt("x-2-r1-try9") == "x-2-r1-try10"
