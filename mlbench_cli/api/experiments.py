@@ -59,7 +59,7 @@ class ExperimentHandle(Struct, frozen=True):
     @property
     def is_under_way(self) -> bool:
         """Whether its queue still has something to start or to follow."""
-        return any(not run.is_finished for run in self.runs()) and self._queue.find_state() == "alive"
+        return any(not run.is_finished for run in self.runs()) and self._queue.is_held() is True
 
     @property
     def _queue(self) -> QueueFolder:

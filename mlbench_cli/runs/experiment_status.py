@@ -9,16 +9,18 @@ from mlbench_cli.engines.base import Engine
 from mlbench_cli.errors import MlbenchError
 from mlbench_cli.model.run import Experiment, ExperimentState, JsonObject, Outcome, Run, RunState
 from mlbench_cli.runs.finalize import read_undamaged
-from mlbench_cli.runs.queue import QueueFolder, QueueState
+from mlbench_cli.runs.queue import QueueFolder
 from mlbench_cli.runs.snapshot import RunStatus, live_snapshot
 from mlbench_cli.storage.store import Store
 
 MAX_LOG_LINES = 20
+_QUEUE_WORDS = {True: "alive", False: "ended", None: "unknown"}
 
 
 class ExperimentStatus(Struct, frozen=True):
-    """The current status of an experiment. `eta`: seconds until the last member ends; None if unknown. `queue_text`
-    says who starts its runs, or why nobody does."""
+    """The current status of an experiment. `eta`: seconds until the last member ends; None if unknown. `is_queued`:
+    whether a process starts its runs (None: cannot be seen from here); `queue_text` says which, or why none does.
+    """
 
     experiment: Experiment
     state: ExperimentState
@@ -26,7 +28,7 @@ class ExperimentStatus(Struct, frozen=True):
     failed: int
     canceled: int
     total: int
-    queue: QueueState
+    is_queued: bool | None
     queue_text: str | None
     eta: float | None
     log: Sequence[str]
@@ -51,7 +53,7 @@ class ExperimentStatus(Struct, frozen=True):
                 "total": self.total,
             },
             "eta_seconds": self.eta,
-            "queue": {"state": str(self.queue), "text": self.queue_text},
+            "queue": {"state": _QUEUE_WORDS[self.is_queued], "text": self.queue_text},
             "require_goal": experiment.require_goal,
             "parallel": experiment.parallel,
             "request": experiment.request,
@@ -70,8 +72,8 @@ def experiment_status(
     own = [by_id[member.run_id] for member in experiment.members if member.run_id in by_id]
     known = [(_state(status), None if status.outcome is None else Outcome(status.outcome)) for status in own]
     folder = QueueFolder.of(store.folder, experiment.id)
-    queue = folder.find_state()
-    state = ExperimentState.derive(known, is_queued=queue is not QueueState.ENDED)
+    is_queued = folder.is_held()
+    state = ExperimentState.derive(known, is_queued=is_queued is not False)
     canceled = sum(1 for _, outcome in known if outcome is Outcome.CANCELED)
     failed = sum(1 for _, outcome in known if outcome is not None and not outcome.is_success) - canceled
     finished = sum(1 for state, _ in known if state is RunState.FINISHED)
@@ -82,8 +84,8 @@ def experiment_status(
         failed,
         canceled,
         len(known),
-        queue,
-        _queue_text(folder, queue, state),
+        is_queued,
+        _queue_text(folder, is_queued, state),
         None if state.is_over else _eta(own, experiment, engine_of),
         folder.read_log()[-MAX_LOG_LINES:],
     )
@@ -95,12 +97,10 @@ def _state(status: RunStatus) -> RunState:
     return RunState.RUNNING if status.row.state is RunState.RUNNING else RunState.QUEUED  # until its engine has it
 
 
-def _queue_text(folder: QueueFolder, state: QueueState, experiment: ExperimentState) -> str | None:
+def _queue_text(folder: QueueFolder, is_queued: bool | None, experiment: ExperimentState) -> str | None:
     holder = folder.read_holder()
-    if state is QueueState.ALIVE and holder is not None:
-        return holder.phrase
-    if state is QueueState.UNKNOWN and holder is not None:
-        return f"unknown on this machine: {holder.phrase}"
+    if is_queued is not False and holder is not None:
+        return holder.phrase if is_queued else f"unknown on this machine: {holder.phrase}"
     return f"ended: {folder.explain_end()}" if experiment is ExperimentState.STOPPED else None
 
 

@@ -19,7 +19,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple
 
@@ -39,14 +38,6 @@ ALL_ENDED = "all its runs have ended"
 _LAST_STEPS = 1.0  # time for a queue to end after its last run,
 _LAST_STEPS_OF_ENDED = 20.0  # and if all runs are recorded as ended: on a busy machine it takes a while
 _POLL = 0.05
-
-
-class QueueState(StrEnum):
-    """Whether a process is starting the runs of an experiment."""
-
-    ALIVE = "alive"
-    ENDED = "ended"
-    UNKNOWN = "unknown"  # started on another machine: this one cannot know whether it runs
 
 
 class QueueHolder(NamedTuple):
@@ -99,13 +90,11 @@ class QueueFolder(Struct, frozen=True):
         os.close(descriptor)
         return None
 
-    def find_state(self) -> QueueState:
-        """Whether somebody holds the lock."""
+    def is_held(self) -> bool | None:
+        """Whether somebody holds the lock; None if that is a process of another machine, which cannot be seen here."""
         holder = self.read_holder()
         is_held = is_lock_held(self.lock, None if holder is None else holder._asdict())
-        if is_held is None and holder is not None and holder.ended:
-            is_held = False
-        return {True: QueueState.ALIVE, False: QueueState.ENDED, None: QueueState.UNKNOWN}[is_held]
+        return False if is_held is None and holder is not None and holder.ended else is_held
 
     def write_holder(self, pid: int, *, is_detached: bool, ended: str | None = None) -> None:
         """Record the holder of the lock, and why it ended. Only for the holder itself or the process that just ended
@@ -148,7 +137,7 @@ def queued_observation(row: RunRow) -> Observation:
     """The observation of a queued run: it waits, or its queue has ended."""
     assert row.queue is not None
     folder = QueueFolder.of(row.run.folder.parents[1], row.queue.id)
-    is_waiting = folder.find_state() is not QueueState.ENDED
+    is_waiting = folder.is_held() is not False
     reason = "waiting for the runs before it" if is_waiting else None
     workers = tuple(WorkerState(rank, reason=reason) for rank in range(row.run.spec.process_count))
     ended = Finding(
@@ -206,7 +195,7 @@ def _acquire(experiment: Experiment, folder: QueueFolder, store: Store) -> int:
     """A descriptor that holds the queue's lock. Raises UsageError if another process holds it."""
     begun = time.monotonic()
     descriptor = None
-    while folder.find_state() is not QueueState.UNKNOWN:
+    while folder.is_held() is not None:
         if (descriptor := folder.acquire()) is not None:
             break
         waited = time.monotonic() - begun
@@ -238,11 +227,11 @@ def stop(experiment: Experiment, home: Path, reason: str, notice: Callable[[str]
     another machine, DeadlineError if it does not end in time.
     """
     folder = QueueFolder.of(home, experiment.id)
-    state = folder.find_state()
+    is_held = folder.is_held()
     holder = folder.read_holder()
-    if state is QueueState.ENDED or holder is None:
+    if is_held is False or holder is None:
         return False
-    if state is QueueState.UNKNOWN or is_alive(holder._asdict()) is None:
+    if is_held is None or is_alive(holder._asdict()) is None:
         raise UsageError(
             f'The queue of "{experiment.name}" cannot be reached from this machine: {holder.phrase}.',
             hint=f"Run on {holder.host}: mlbench cancel {experiment.name}",
@@ -251,7 +240,7 @@ def stop(experiment: Experiment, home: Path, reason: str, notice: Callable[[str]
         notice(f"Stopping the {holder.phrase} (waiting up to {STOP_SECONDS:g} s).")
     signal_process(holder._asdict(), signal.SIGTERM)
     deadline = time.monotonic() + STOP_SECONDS
-    while folder.find_state() is QueueState.ALIVE:
+    while folder.is_held():
         if time.monotonic() >= deadline:
             raise DeadlineError(
                 f"The {holder.phrase} has not ended within {STOP_SECONDS:g} s.",

@@ -12,7 +12,7 @@ from mlbench_cli.errors import NeverStartedError, NotFoundError, UsageError
 from mlbench_cli.model.run import Cluster, Ending, Experiment, Member, Observation, Run, RunState, WorkerState
 from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.runs import queue, supervise
-from mlbench_cli.runs.queue import QueueFolder, QueueState
+from mlbench_cli.runs.queue import QueueFolder
 from mlbench_cli.runs.recording import record
 from mlbench_cli.runs.removal import delete_run
 from mlbench_cli.runs.snapshot import read_states
@@ -58,12 +58,12 @@ def test_a_run_that_waits_is_not_asked_of_its_cluster(store: Store) -> None:
 def test_only_one_process_is_the_queue(store: Store) -> None:
     experiment, _ = experiment_of(store, 1)
     folder = QueueFolder.of(store.folder, experiment.id)
-    assert folder.find_state() is QueueState.ENDED
+    assert folder.is_held() is False
     with queue.hold(experiment, store):
-        assert folder.find_state() is QueueState.ALIVE
+        assert folder.is_held() is True
         with pytest.raises(UsageError, match=f"process {os.getpid()}"), queue.hold(experiment, store):
             pass
-    assert folder.find_state() is QueueState.ENDED
+    assert folder.is_held() is False
     with pytest.raises(ValueError, match="boom"), queue.hold(experiment, store):
         raise ValueError("boom")
     assert folder.explain_end() == "ValueError: boom"
@@ -78,7 +78,7 @@ def test_a_queue_on_another_machine_is_unknown_from_here(store: Store, monkeypat
         far = os.uname_result(("Linux", "far", "", "", ""))
         elsewhere.setattr("mlbench_cli.runs.queue.os.uname", lambda: far)
         folder.write_holder(1, is_detached=True)
-    assert folder.find_state() is QueueState.UNKNOWN
+    assert folder.is_held() is None
     with pytest.raises(UsageError, match="is running: queue, process 1 on far"), queue.hold(experiment, store):
         pass
     with pytest.raises(UsageError, match="cannot be reached from this machine"):
