@@ -321,10 +321,12 @@ class Client(Workspace):
         With `repeats`, a run whose name stands for its repeats, too, means all of them. Raises NotFoundError with the
         nearest name; UsageError without names and filters and, with `readable`, for a run that a newer mlbench wrote.
         """
-        found = select(self.store, names, all_runs=all_runs, filter=filter, readable=readable, repeats=repeats)
+        rows, experiments = select(
+            self.store, names, all_runs=all_runs, filter=filter, readable=readable, repeats=repeats
+        )
         return Chosen(
-            tuple(RunHandle(self, row) for row in found.rows),
-            tuple(ExperimentHandle(self, experiment) for experiment in found.experiments),
+            tuple(RunHandle(self, row) for row in rows),
+            tuple(ExperimentHandle(self, experiment) for experiment in experiments),
         )
 
     def find_archives(self, words: Sequence[str] = ()) -> list[Path]:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from mlbench_cli.errors import NotFoundError, UsageError
 from mlbench_cli.results.archive.bundle import archives_at, is_zip_name
-from mlbench_cli.runs.repeats import runs_named
+from mlbench_cli.runs.select import find
 from mlbench_cli.storage.run_folder import RUN, RunFolder, is_sealed
 from mlbench_cli.storage.store import Store
 
@@ -55,15 +55,15 @@ def _find_by_name(word: str, store: Store, notice: Callable[[str], None] | None)
     if (given := as_archive_path(word)) is not None:
         return find_at(given)
     try:
-        runs = runs_named(store, word)
+        rows, _ = find(store, word, repeats=True)
     except NotFoundError:
         if Path(word).is_dir():
             return find_at(Path(word))
         raise
-    ended = [run.folder for run in runs if is_sealed(run)]
+    ended = [row.run.folder for row in rows if is_sealed(row.run)]
     if not ended:
-        what = f'The run "{word}" has no results yet.' if len(runs) == 1 else f"No run of {word} has results yet."
+        what = f'The run "{word}" has no results yet.' if len(rows) == 1 else f"No run of {word} has results yet."
         raise UsageError(what, hint=f"mlbench wait {word}")
-    if len(ended) < len(runs) and notice is not None:
-        notice(f"{len(runs) - len(ended)} of {len(runs)} runs of {word} have no results yet and are omitted.")
+    if len(ended) < len(rows) and notice is not None:
+        notice(f"{len(rows) - len(ended)} of {len(rows)} runs of {word} have no results yet and are omitted.")
     return ended

@@ -9,7 +9,6 @@ from mlbench_cli.results.analysis.numbers import unit_of
 from mlbench_cli.results.analysis.series import Point, collect
 from mlbench_cli.results.archive.files import Archive, read_documents
 from mlbench_cli.runs.families import find_families
-from mlbench_cli.runs.select import find
 from mlbench_cli.storage.run_folder import ENVIRONMENT, RESULT, RUN, is_sealed
 from mlbench_cli.storage.store import Store
 
@@ -49,16 +48,6 @@ class Repeats(NamedTuple):
 
 def _metrics(point: Point) -> JsonObject:
     return {name: {which: each.to_dict() for which, each in found.items()} for name, found in point.metrics.items()}
-
-
-def runs_named(store: Store, name: str) -> list[Run]:
-    """The run of that name, the runs of that experiment, or the repeats that have the name in common.
-
-    A name that one run has and that stands for its repeats, too, means all of them.
-    Raises NotFoundError with the nearest name.
-    """
-    rows, _ = find(store, name, repeats=True)
-    return [row.run for row in rows]
 
 
 def repeats_in(store: Store, rows: Iterable[RunRow]) -> list[Repeats]:

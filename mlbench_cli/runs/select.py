@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 from msgspec import Struct
 
@@ -55,18 +54,6 @@ class Filter(Struct, frozen=True):
         return pending | {state for state in self.states if state != PENDING}
 
 
-class Selection(NamedTuple):
-    """The runs that were named, each once, in the order of the names; and the experiments named as a whole."""
-
-    rows: tuple[RunRow, ...]
-    experiments: tuple[Experiment, ...] = ()
-
-    @property
-    def names(self) -> list[str]:
-        """The names of the selected runs."""
-        return [row.run.name for row in self.rows]
-
-
 def select(
     store: Store,
     names: Sequence[str] = (),
@@ -75,8 +62,9 @@ def select(
     filter: Filter | None = None,
     readable: bool = True,
     repeats: bool = False,
-) -> Selection:
-    """The runs of some names, or all, as far as they pass the filter.
+) -> tuple[list[RunRow], list[Experiment]]:
+    """The runs of some names, or all, as far as they pass the filter, each once in the order of the names; and the
+    experiments that were named as a whole.
 
     A name is that of a run, of an experiment, or what repeats have in common; see `find` for `repeats`. Raises
     NotFoundError with the nearest name; UsageError if nothing says which runs are meant or, with `readable`, for a run
@@ -101,7 +89,7 @@ def select(
     kept = [row for row in rows.values() if filter.keeps(row, moment)]
     if readable:
         kept = list(_readable(kept, skip=not names))
-    return Selection(tuple(kept), () if filter else tuple(experiments))
+    return kept, [] if filter else experiments
 
 
 def find(store: Store, name: str, *, repeats: bool = False) -> tuple[list[RunRow], Experiment | None]:
