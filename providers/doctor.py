@@ -132,10 +132,10 @@ def check_library(checklist: Checklist, package: str, floor: str, extra: str) ->
     return checklist.result("library", f"{package} {version}")
 
 
-def check_program(checklist: Checklist, name: str, use: str) -> Check:
+def check_program(checklist: Checklist, name: str) -> Check:
     """Look for a program that only hints mention: mlbench does not run it."""
     path = shutil.which(name)
-    found, hint = (path, None) if path else ("not on PATH", f"Not needed by mlbench; {use}.")
+    found, hint = (path, None) if path else ("not on PATH", "Not needed by mlbench; hints name its commands.")
     return checklist.result(name, found, hint, missing=path is None, optional=True)
 
 

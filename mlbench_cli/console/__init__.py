@@ -371,11 +371,11 @@ def _bar_hidden() -> AbstractContextManager[None]:
     return _bars[-1].hidden() if _bars else nullcontext()
 
 
-def track(title: str, items: Sequence[T], name: Callable[[T], object] = str) -> Iterator[T]:
+def track(title: str, items: Sequence[T]) -> Iterator[T]:
     """Iterate over the items with a progress bar on stderr if they take long."""
     with Busy(title, len(items) if len(items) > 1 else None) as busy:
         for number, item in enumerate(items):
-            busy.step(str(name(item)), number)
+            busy.step(str(item), number)
             yield item
 
 

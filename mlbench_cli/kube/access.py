@@ -107,12 +107,9 @@ class Access:
         settings.refresh_api_key_hook(settings)
         return settings
 
-    def compose_kubeconfig(self, name: str, user: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """A kubeconfig for this cluster alone, under the name `name`.
-
-        `user` is the login section; by default it contains the current credential. A fixed client certificate is
-        always included.
-        """
+    def compose_kubeconfig(self, name: str) -> dict[str, Any]:
+        """A kubeconfig for this cluster alone, under the name `name`, with the fixed client certificate or the current
+        credential."""
         cluster: dict[str, Any] = {"server": self.server}
         if self.ca:
             cluster["certificate-authority-data"] = base64.b64encode(self.ca).decode()
@@ -122,10 +119,11 @@ class Access:
             cluster["insecure-skip-tls-verify"] = True
         if self.proxy:
             cluster["proxy-url"] = self.proxy
+        user: dict[str, Any] = {}
         if self.certificate and self.key:
             user = _user_entry(Credential(certificate=self.certificate, key=self.key))
-        elif user is None:
-            user = _user_entry(self.token.credential()) if self.token else {}
+        elif self.token:
+            user = _user_entry(self.token.credential())
         return {
             "apiVersion": "v1",
             "kind": "Config",

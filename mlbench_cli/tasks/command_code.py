@@ -66,12 +66,12 @@ class CommandCode(Struct, frozen=True):
     files: dict[str, Path]
 
 
-def collect_code(argv: Sequence[str], include: Iterable[str] = (), folder: Path | None = None) -> CommandCode | None:
-    """The code of a command that runs in `folder` (None: the current one); None if it names none, or only settings.
+def collect_code(argv: Sequence[str], include: Iterable[str] = ()) -> CommandCode | None:
+    """The code of a command that runs in the current folder; None if it names none, or only settings.
 
     Raises NotFoundError for a file of `include` that does not exist.
     """
-    folder = Path(os.path.abspath(folder or Path()))
+    folder = Path.cwd()
     found: dict[Path, None] = {}
     own = [os.path.abspath(entry) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
     roots = [folder, folder / "src", *(Path(entry) for entry in own if Path(entry).is_relative_to(folder))]

@@ -112,18 +112,15 @@ class Provenance(Struct, frozen=True):
 def collect_provenance(
     spec: RunSpec,
     command_line: Sequence[str] = (),
-    folder: Path | None = None,
     command: CommandRecord | None = None,
     experiment: str | None = None,
 ) -> Provenance:
-    """Collect the provenance of a run before its start. Takes about 20 ms, with git 30 ms.
-
-    command_line  arguments of mlbench; secrets are masked here
-    folder        working directory of a user's command; None: the current one
+    """Collect the provenance of a run, which starts in the current folder, before its start. Takes about 20 ms, with
+    git 30 ms. `command_line` are mlbench's arguments; secrets are masked here.
     """
     local = spec.engine == "local"
     path = _package_path(command) if local else None
-    git = _start_git(folder or Path()) if local and not spec.runs_task_program else None  # works while we collect
+    git = _start_git(Path()) if local and not spec.runs_task_program else None  # works while we collect
     known = Provenance(
         mlbench=__version__,
         python=platform.python_version(),

@@ -158,7 +158,7 @@ def check_account(project: str | None, location: str | None) -> Iterator[Check]:
     yield from doctor.check_clusters(checklist, lambda: discover_clusters(azure.subscription, None))
     yield from _check_compute(checklist, azure)
     yield from machines.check_prices(checklist, "aks", region)
-    yield doctor.check_program(checklist, "az", "hints name its commands")
+    yield doctor.check_program(checklist, "az")
 
 
 def _check_rights(checklist: Checklist, azure: Azure) -> Iterator[Check]:

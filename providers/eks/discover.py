@@ -295,7 +295,7 @@ def check_account(project: str | None, location: str | None) -> Iterator[Check]:
     yield from _quotas(checklist, aws)
     yield from doctor.check_clusters(checklist, lambda: discover_clusters(region))
     yield from machines.check_prices(checklist, "eks", region)
-    yield doctor.check_program(checklist, "aws", "hints name its commands")
+    yield doctor.check_program(checklist, "aws")
 
 
 def _place(location: str | None) -> tuple[str | None, str | None]:

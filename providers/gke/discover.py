@@ -281,7 +281,7 @@ def check_account(project: str | None, location: str | None) -> Iterator[Check]:
     yield from _cluster_manager(checklist, gke)
     yield from _compute(checklist, Compute(name), zone)
     yield from machines.check_prices(checklist, "gke", api.region_of(zone))
-    yield doctor.check_program(checklist, "gcloud", "hints name its commands")
+    yield doctor.check_program(checklist, "gcloud")
 
 
 def _signed_in(project: str | None) -> str:

@@ -69,20 +69,23 @@ def test_a_task_of_the_catalog_is_known_by_its_code() -> None:
     assert known.machine.cores == len(os.sched_getaffinity(0))
 
 
-def test_a_command_of_the_user_is_known_by_its_commit(repository: Path) -> None:
-    known = collect_provenance(spec(), ["mlbench", "run", "x", "1", "--command", "x --api-key=secret"], repository)
+def test_a_command_of_the_user_is_known_by_its_commit(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(repository)
+    known = collect_provenance(spec(), ["mlbench", "run", "x", "1", "--command", "x --api-key=secret"])
     assert known.source == SourceCommit(git(repository, "rev-parse", "HEAD"), modified=False, untracked=False)
     assert known.code is None
     assert "secret" not in str(known)
 
 
-def test_on_a_cluster_the_ranks_report_where_they_run(repository: Path) -> None:
-    known = collect_provenance(spec(engine="kubernetes", image="x"), folder=repository)
+def test_on_a_cluster_the_ranks_report_where_they_run(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(repository)
+    known = collect_provenance(spec(engine="kubernetes", image="x"))
     assert (known.source, known.packages, known.machine) == (None, None, None)
 
 
-def test_it_survives_being_written_and_read(repository: Path) -> None:
-    for known in (collect_provenance(spec(), folder=repository), collect_provenance(spec(task="mnist", preset="spec"))):
+def test_it_survives_being_written_and_read(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(repository)
+    for known in (collect_provenance(spec()), collect_provenance(spec(task="mnist", preset="spec"))):
         assert parse_provenance(json.loads(json.dumps(known.to_dict()))) == known
 
 
