@@ -73,6 +73,16 @@ def package_folders(environ: Mapping[str, str]) -> list[str]:
     return [entry for entry in _entries(environ.get("PYTHONPATH")) if entry != _absolute("") and _has_packages(entry)]
 
 
+def isolated_command(module: str, python: str = sys.executable, root: str = ROOT) -> list[str]:
+    """The command that calls `main(ARGUMENTS)` of one of our modules, in a process that sees no file of the user's and
+    no installed package. The caller appends the arguments.
+
+    `root` is the folder of our packages. The module is imported, not run as a script, so that it is compiled once.
+    """
+    code = f"import sys; sys.path.append(sys.argv.pop(1)); from {module} import main; sys.exit(main(sys.argv[1:]))"
+    return [python, "-I", "-S", "-c", code, root]
+
+
 def rank_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """`environ` for a rank that is to run installed code only."""
     kept = {name: value for name, value in environ.items() if name not in CODE_VARIABLES}

@@ -1,4 +1,4 @@
-"""The code that a run brings to its machines, and the command that starts an agent there."""
+"""The code that a run brings to its machines."""
 
 import hashlib
 import io
@@ -23,15 +23,6 @@ _AGENT = (
     "mlbench_cli/agent",
     *("task_images/__init__.py", "task_images/contract.py", "task_images/cores.py"),
 )
-_START = (
-    "import sys; sys.path.insert(0, sys.argv.pop(1)); "
-    "from mlbench_cli.agent.{} import main; sys.exit(main(sys.argv[1:]))"
-)
-
-
-def start_command(python: str, code_folder: str, module: str) -> list[str]:
-    """The command that starts an agent (`module` "node") or a head on its machine. The caller appends its folder."""
-    return [python, "-I", "-S", "-c", _START.format(module), code_folder]
 
 
 @cache

@@ -15,13 +15,13 @@ from mlbench_cli.agent.link import HEAD
 from mlbench_cli.agent.lock import SHARE, TAKE
 from mlbench_cli.agent.messages import STARTED
 from mlbench_cli.engines.base import Submission
-from mlbench_cli.engines.code import start_command
 from mlbench_cli.engines.machines.details import HostsDetails
 from mlbench_cli.engines.machines.engine import MachinesEngine, run_in_parallel
 from mlbench_cli.engines.observe import STALE_SECONDS, Snapshot, find_ending, find_first
 from mlbench_cli.engines.placement import NodeShare, share_hosts
 from mlbench_cli.engines.plan import make_plan
 from mlbench_cli.errors import MlbenchError, NeverStartedError, UnreachableError
+from mlbench_cli.isolation import isolated_command
 from mlbench_cli.model.run import Ending, Observation, Run
 from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.util.files import allow_open_files
@@ -96,7 +96,7 @@ class HostsEngine(MachinesEngine):
         if not others:
             return
         folder = self._run_place(run)
-        command = [*start_command(self._details.python, self._code_folder, "head"), folder]
+        command = [*isolated_command("mlbench_cli.agent.head", self._details.python, self._code_folder), folder]
         head.call("spawn", argv=command, log=f"{folder}/supervisor.log", cwd=folder)
         note = head.call("await_file", path=f"{folder}/{HEAD}", timeout=START_SECONDS, seconds=START_SECONDS + 20)
         if note["text"] is None:
@@ -129,7 +129,7 @@ class HostsEngine(MachinesEngine):
         own = f"{folder}/nodes/{node}"
         if channel.call("get", path=f"{own}/{STARTED}", size=0)["size"] is not None:
             return {}
-        command = [*start_command(self._details.python, self._code_folder, "node"), own]
+        command = [*isolated_command("mlbench_cli.agent.node", self._details.python, self._code_folder), own]
         return channel.call("spawn", argv=command, log=f"{folder}/supervisor.log", cwd=folder)
 
     # --- look -------------------------------------------------------------------------------------------------------

@@ -21,7 +21,6 @@ from typing import Any
 
 from msgspec.structs import replace
 
-import mlbench_cli
 from mlbench_cli.agent.lock import SHARE, TAKE, Line, LockHolder, MachineLock, describe_holder
 from mlbench_cli.agent.machine import read_bytes
 from mlbench_cli.agent.messages import AT_START, LocalPlan, LocalShape, RankPlan
@@ -39,7 +38,7 @@ from mlbench_cli.engines.diagnosis import diagnose, read_last_lines
 from mlbench_cli.engines.observe import NodeReport, Snapshot, check_state, damaged, node_name, observe
 from mlbench_cli.engines.plan import contract_environment, plan_rank, plan_ranks
 from mlbench_cli.errors import CapacityError, DamagedRun, DeadlineError, UsageError
-from mlbench_cli.isolation import protected_path
+from mlbench_cli.isolation import isolated_command, protected_path
 from mlbench_cli.model.network import NOT_AS_ASKED_HINT, worker_address
 from mlbench_cli.model.run import Ending, Finding, Observation, Run, WorkerState
 from mlbench_cli.model.spec import RunSpec
@@ -47,7 +46,6 @@ from mlbench_cli.storage.run_folder import OBSERVATION, RunFolder
 from mlbench_cli.util.files import read_object, remove_folder
 from mlbench_cli.util.text import rough_duration
 
-AGENT = "mlbench_cli.agent.agent"
 LOCK = ".state/supervisor.lock"
 HEARTBEAT = 1.0  # seconds for which a client waits for a change before it looks anyway
 ENDING = 10.0  # seconds that a forced delete waits for a run to end cleanly
@@ -452,12 +450,7 @@ def _prepare(run: Run, submission: Submission, finalizer: str | None, lease: Mac
 
 
 def _spawn(folder: Path, ready: int, lock: int, machine_lock: int) -> int:
-    # Imported rather than run as a script, so that it is compiled once; isolated, so that no file of the user's
-    # current folder or PYTHONPATH takes the place of a module.
-    code = f"import sys; sys.path.append(sys.argv.pop(1)); from {AGENT} import main; sys.exit(main(sys.argv[1:]))"
-    root = Path(mlbench_cli.__file__).parents[1]
-    arguments = [str(root), str(folder), *map(str, (ready, lock, machine_lock))]
-    words = [sys.executable, "-I", "-S", "-c", code, *arguments]
+    words = [*isolated_command("mlbench_cli.agent.agent"), str(folder), *map(str, (ready, lock, machine_lock))]
     log = str(folder / ".state" / "supervisor.log")
     actions = [
         (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 import templates
 from mlbench_cli.agent.lock import NO_PROMISE, WHOLE_NODES
 from mlbench_cli.agent.messages import MachinesPlan
-from mlbench_cli.engines.code import start_command
 from mlbench_cli.engines.machines.details import SlurmDetails
 from mlbench_cli.engines.placement import share_nodes
 from mlbench_cli.engines.plan import GRACE_SECONDS, MEETING_SECONDS, make_plan
 from mlbench_cli.errors import CapacityError, UsageError
+from mlbench_cli.isolation import isolated_command
 from mlbench_cli.model.spec import RunSpec
 
 MARGIN_SECONDS = 60.0  # time to stop ranks and pack output
@@ -75,7 +75,7 @@ def render_script(spec: RunSpec, details: SlurmDetails, code_folder: str) -> str
             "run": shlex.quote(run),
             "setup": watch_setup(details.setup),
             "step": shlex.join(_step(spec, details)),
-            "command": shlex.join(start_command(details.python, code_folder, "node")),
+            "command": shlex.join(isolated_command("mlbench_cli.agent.node", details.python, code_folder)),
         },
     )
 
