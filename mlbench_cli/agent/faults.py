@@ -6,7 +6,7 @@ was done at which moment, and what became of each attempt. Its times are seconds
 the monotonic clock.
 
 Every agent of a run has `NodeFaults`, which do things to the ranks of its machine. Those of node 0 are a
-`FaultControl`: it decides, tells those of all nodes what to do (`obey`), and hears what became of it (`hear`).
+`FaultControl`: it decides, tells those of all nodes what to do (`obey`), and hears what became of it (`take`).
 On one machine that is all one object.
 
 Nothing is left stopped or slowed: ranks die with the agent, and a guard process kills the groups of stopped ranks if
@@ -154,7 +154,8 @@ class NodeFaults:
         if self._agent.state["ended"] is not None:
             self._give_up()
             return
-        if self._halted and not self._is_idle and self._is_at_rest(now):
+        self._next_rest = now + MARK_SECONDS
+        if self._halted and not self._is_idle and not self._running():
             # What has left the group of its rank, as torchrun's workers do, would run beside the next attempt.
             processes.kill_processes(f"{self._agent.folder}/output")
             self._is_idle = True
@@ -164,11 +165,6 @@ class NodeFaults:
         for lasting in list(self._lasting):
             if now >= lasting.next and lasting.turn(now):
                 self._end_lasting(lasting)
-
-    def _is_at_rest(self, now: float) -> bool:
-        """Whether the processes of all ranks have ended."""
-        self._next_rest = now + MARK_SECONDS
-        return not self._running()
 
     def _look(self, now: float) -> None:
         """Whether a rank is stopped."""
@@ -256,26 +252,18 @@ class NodeFaults:
         for name in held:
             processes.signal_group(int(name), signal.SIGKILL)
 
-    def guard(self, pid: int) -> None:
-        """If this process is killed, the guard kills a process group. Raises OSError."""
-        os.write(self._guard, f"+{pid}\n".encode())
-
-    def unguard(self, pid: int) -> None:
-        """Tell the guard that the process group runs again."""
-        with contextlib.suppress(OSError):
-            os.write(self._guard, f"-{pid}\n".encode())
-
     def hold(self, groups: Iterable[int]) -> None:
         """Stop process groups; if this process is killed, the guard kills them. Raises OSError."""
         for group in groups:
-            self.guard(group)
+            os.write(self._guard, f"+{group}\n".encode())
             processes.signal_group(group, signal.SIGSTOP)
 
     def free(self, groups: Iterable[int]) -> None:
         """Let stopped process groups go on. Those that have ended are no error."""
         for group in groups:
             processes.signal_group(group, signal.SIGCONT)
-            self.unguard(group)
+            with contextlib.suppress(OSError):
+                os.write(self._guard, f"-{group}\n".encode())
 
     # --- attempts -----------------------------------------------------------------------------------------------
 
@@ -286,7 +274,8 @@ class NodeFaults:
         if self._halted:
             return True
         if not code:
-            self._note_success()
+            if not self._running():
+                self._report("done", attempt=self._attempt["number"])
             return False
         is_final = self.policy is Policy.FAIL or code in FINAL_CODES
         why = "killed" if number is not None else "failed"
@@ -294,10 +283,6 @@ class NodeFaults:
         if not is_final:
             self._halt()
         return not is_final
-
-    def _note_success(self) -> None:
-        if not self._running():
-            self._report("done", attempt=self._attempt["number"])
 
     def _halt(self) -> None:
         """End what runs, before another attempt."""
@@ -409,7 +394,7 @@ class FaultControl(NodeFaults):
     # --- messages -----------------------------------------------------------------------------------------------
 
     def _report(self, do: str, **fields: Any) -> None:
-        self.hear(self._agent.node, {"do": do, **fields})
+        self.take(self._agent.node, {"do": do, **fields})
 
     def _tell(self, node: int | None, do: str, **fields: Any) -> None:
         """Tell a node what to do; None: all, this one last, because what it does may end the run."""
@@ -421,10 +406,6 @@ class FaultControl(NodeFaults):
                 self._agent.send_faults(other, message)
 
     def take(self, node: int, message: Mapping[str, Any]) -> None:
-        """Handle a message from another node."""
-        self.hear(node, message)
-
-    def hear(self, node: int, message: Mapping[str, Any]) -> None:
         """Handle a report from a node."""
         reports: dict[str, Callable[..., None]] = {
             "event": self._on_event,
