@@ -159,7 +159,7 @@ def format_money(amount: float) -> str:
 
 def _ends(found: Ratio) -> str:
     low, high = found.low or 0.0, found.high or math.inf
-    if 0 < found.log < math.log(CLOSE) and (found.is_different or found.is_confounded):
+    if found.log > 0 and found.mean < CLOSE and (found.is_different or found.is_confounded):
         return f"{significant(100 * (low - 1))} to {significant(100 * (high - 1))}{_SPACE}%"
     return f"{significant(low)} to {significant(high)}"
 
@@ -219,7 +219,7 @@ def _between(low: float, high: float, mean: float, unit: str) -> str:
     scale, name = next(((size, name) for size, name in _PREFIXES if abs(mean) >= 0.9995 * size), (1.0, ""))
     if not unit and abs(mean) < 9999.5:
         scale, name = 1.0, ""
-    if not unit and abs(mean) < 1e-4:
+    if abs(mean) >= _EXPONENT or (not unit and abs(mean) < 1e-4):
         return f"{low:.3g} to {high:.3g}"
     digits = decimals(mean / scale)
     return f"{low / scale:.{digits}f}{name} to {high / scale:.{digits}f}{name}"

@@ -1,3 +1,5 @@
+import math
+
 import pytest
 
 from mlbench_cli.results.analysis.numbers import (
@@ -105,6 +107,14 @@ def test_ratios_close_to_one_are_percentages() -> None:
     assert str(describe_ratio(ratio((1.0,), (1.02,)))) == "2.00\u00a0% slower, too few runs"
 
 
+def test_a_ratio_and_its_ends_are_both_factors_or_both_percentages() -> None:
+    rounded = math.nextafter(math.log(1.1), 0)  # its exponential is 1.1
+    assert str(describe_ratio(Ratio(rounded, 3, 0.01, 4.0))) == "1.10× slower (1.07 to 1.13)"
+    assert str(describe_ratio(Ratio(0.095, 3, 0.01, 4.0))) == "9.97\u00a0% slower (6.95 to 13.1\u00a0%)"
+
+
 def test_huge_numbers_have_an_exponent() -> None:
     assert format_value(1e17) == "1e+17"
     assert len(format_value(1.234e300, "B")) < 20
+    assert format_estimate(estimate((3.1e18, 3.2e18, 3.3e18))) == "3.2e+18 (2.96e+18 to 3.46e+18)"
+    assert format_estimate(estimate((3.1e15, 3.2e15, 3.3e15)), "B") == "3.2e+15\u00a0B (2.96e+15 to 3.46e+15)"
