@@ -274,7 +274,7 @@ def find_metric(rows: Iterable[str], asked: str | None, option: str = "--metric"
         return next((name for name in TIMES if name in names), None)
     plain = asked.lower()
     wanted = plain if any(name.lower() == plain for name in names) else {"bandwidth": "busbw"}.get(plain, plain)
-    exact = [name for name in names if name.lower() == wanted]
+    exact = [name for name in names if name == asked] or [name for name in names if name.lower() == wanted]
     matches = exact or [name for name in names if wanted in name.lower()]
     lasts = [name for name in matches if not name.endswith((BEST, MEAN))]
     matches = lasts if len(lasts) == 1 else matches  # "acc" means the last value of accuracy, not its best or mean

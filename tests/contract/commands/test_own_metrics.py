@@ -161,6 +161,22 @@ def test_variants_of_a_command_are_one_comparison(
     assert {row["set.lr"] for row in csv.DictReader(Path("vary.csv").read_text().splitlines())} == {"0.1", "1"}
 
 
+def report(name: str, *metrics: tuple[str, float], nan_below: int = 0) -> None:
+    """Three runs that report these metrics, and a loss of nan at the end with seeds below `nan_below`."""
+    emits = "\n".join(f"emit({metric!r}, {value})" for metric, value in metrics)
+    last = f"if int(os.environ['MLBENCH_SEED']) < {nan_below}: emit('loss', float('nan'))"
+    Path("report.py").write_text(f"{SCRIPT.partition('for accuracy')[0]}{emits}\n{last}\n")
+    assert run(["run", name, "1", "--command", "python report.py", "--repeat", "3", "--share-machine"]) == 0
+
+
+def test_the_exact_name_of_a_figure_means_that_one(capsys: Captured) -> None:
+    report("a", ("Seconds", 1.0))
+    report("b", ("Seconds", 3.0))
+    gate = ["gate", "b", "--baseline", "a", "--across", "conditions", "--check"]
+    assert answer(capsys, *gate, "seconds=100")["checks"][0]["metric"] == "seconds"
+    assert answer(capsys, *gate, "Seconds=2", code=7)["checks"][0]["metric"] == "Seconds"
+
+
 def test_a_constant_of_a_command_may_equal_a_value_of_its_matrix(capsys: Captured) -> None:
     """With layers=1, "--epochs 1" stays a constant, so both points are runs of the same command."""
     command = "echo --epochs 1 --num-layers {layers}"
