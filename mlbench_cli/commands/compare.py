@@ -155,7 +155,8 @@ def _lack_runs(found: Comparison) -> bool:
 
 
 def _cells(row: Row, lacks_runs: bool, *, with_intervals: bool = True) -> list[str]:
-    sides = [format_estimate(side, row.unit, with_interval=with_intervals) for side in (row.a, row.b)]
+    means = [format_estimate(side, row.unit, with_interval=with_intervals) for side in (row.a, row.b)]
+    sides = [diverged or mean for diverged, mean in zip(row.diverged, means, strict=True)]
     return [row.name, *sides, row.change.difference if lacks_runs and row.ratio else row.words]
 
 
@@ -163,7 +164,11 @@ def _show(found: Comparison) -> None:
     if found.verdict:
         console.out(found.verdict)
     lacks_runs = _lack_runs(found)
-    figures = [row for row in found.rows.values() if (row.a or row.b) and not _repeats_another(row, found.rows)]
+    figures = [
+        row
+        for row in found.rows.values()
+        if (row.a or row.b or any(row.diverged)) and not _repeats_another(row, found.rows)
+    ]
     tables = (
         ("TIME", [row for row in figures if row.is_time]),
         ("FIGURE", [row for row in figures if not row.is_time and not row.is_metric]),

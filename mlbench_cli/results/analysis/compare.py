@@ -5,6 +5,7 @@ compare`, `gate`, `reproduce` and `report`, the API and the dashboard. Runs that
 no figures.
 """
 
+import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -28,7 +29,8 @@ from mlbench_cli.results.analysis.comparability import (
 )
 from mlbench_cli.results.analysis.figures import IN_DOUBT, TIMES, Figure
 from mlbench_cli.results.analysis.numbers import Change, describe_change
-from mlbench_cli.results.analysis.series import Measurement, drop_duplicates, measure
+from mlbench_cli.results.analysis.program_metrics import find_direction
+from mlbench_cli.results.analysis.series import Measurement, drop_duplicates, find_diverged, measure
 from mlbench_cli.results.analysis.sessions import Basis, Sessions, find_sessions, relate
 from mlbench_cli.results.analysis.stats import MIN_RUNS, Estimate, Ratio, estimate
 from mlbench_cli.results.archive.files import Archive
@@ -48,7 +50,8 @@ Values = tuple[tuple[str, str], ...]  # name and value of each axis that varies
 
 
 class Row(Struct, frozen=True, dict=True):
-    """One figure of both sides, and B's over A's. A side without the figure in each of its runs has no values."""
+    """One figure of both sides, and B's over A's. A side without the figure in each of its runs has no values;
+    `diverged` says of either side where the last value of a metric is no number: "nan in 1 of 3 runs"."""
 
     name: str
     unit: str
@@ -58,6 +61,7 @@ class Row(Struct, frozen=True, dict=True):
     old: tuple[float, ...]
     new: tuple[float, ...]
     ratio: Ratio | None
+    diverged: tuple[str, str] = ("", "")
 
     @cached_property
     def a(self) -> Estimate | None:
@@ -85,9 +89,12 @@ class Row(Struct, frozen=True, dict=True):
 
     def to_dict(self) -> JsonObject:
         """Both sides and their ratio, each with mean and interval, or null."""
-        each = {name: found.to_dict() if (found := getattr(self, name)) else None for name in ("a", "b", "ratio")}
-        facts = {"unit": self.unit, "higher_is_better": self.higher_is_better, "is_time": self.is_time}
-        return {**each, **facts, "is_metric": self.is_metric, "words": self.words, "change": to_builtins(self.change)}
+        each: JsonObject = {
+            name: found.to_dict() if (found := getattr(self, name)) else None for name in ("a", "b", "ratio")
+        }
+        facts: JsonObject = {"unit": self.unit, "higher_is_better": self.higher_is_better, "is_time": self.is_time}
+        facts |= {"is_metric": self.is_metric, "diverged": list(self.diverged)}
+        return {**each, **facts, "words": self.words, "change": to_builtins(self.change)}
 
 
 class Obstacle(Struct, frozen=True):
@@ -247,15 +254,20 @@ def compare(
 def compare_runs(one: Sequence[Measurement], other: Sequence[Measurement]) -> tuple[dict[str, Row], Sessions]:
     """A row for each figure of two sides of repeats, and the sessions that they were measured in."""
     sessions = find_sessions([run.moment for run in one], [run.moment for run in other])
-    known: dict[str, Figure] = {name: found for run in (*other, *one) for name, found in run.figures.items()}
-    order = dict.fromkeys(name for run in (*one, *other) for name in run.figures)
-    return {name: _row(name, known[name], one, other, sessions) for name in order}, sessions
-
-
-def _row(name: str, about: Figure, one: Sequence[Measurement], other: Sequence[Measurement], sessions: Sessions) -> Row:
-    old, new = (_values(name, side) for side in (one, other))
-    found = relate(old, new, sessions)
-    return Row(name, about.unit, about.higher_is_better, about.is_time, about.is_metric, old, new, found)
+    runs = (*other, *one)
+    known = {name: Figure(math.nan, "", find_direction(name), is_metric=True) for run in runs for name in run.diverged}
+    known |= {name: found for run in runs for name, found in run.figures.items()}
+    order = dict.fromkeys(name for run in (*one, *other) for name in (*run.figures, *run.diverged))
+    diverged = find_diverged(one), find_diverged(other)
+    rows = {}
+    for name in order:
+        old, new = (_values(name, side) for side in (one, other))
+        about, found = known[name], relate(old, new, sessions)
+        ends = (diverged[0].get(name, ""), diverged[1].get(name, "")) if about.is_metric else ("", "")
+        rows[name] = Row(
+            name, about.unit, about.higher_is_better, about.is_time, about.is_metric, old, new, found, ends
+        )
+    return rows, sessions
 
 
 def _values(name: str, side: Sequence[Measurement]) -> tuple[float, ...]:

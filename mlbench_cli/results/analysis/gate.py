@@ -25,7 +25,7 @@ from mlbench_cli.results.analysis.compare import (
     describe_doubt,
     find_metric,
 )
-from mlbench_cli.results.analysis.figures import IN_DOUBT, SECONDS, SUCCESSFUL, figures, outcome_of
+from mlbench_cli.results.analysis.figures import IN_DOUBT, SECONDS, SUCCESSFUL, outcome_of
 from mlbench_cli.results.analysis.series import drop_duplicates, measure
 from mlbench_cli.results.analysis.sessions import Basis
 from mlbench_cli.results.analysis.stats import (
@@ -95,6 +95,10 @@ def decide(
         return say(Verdict.FAILED, _describe_failed(found))
     if found.obstacles:
         return say(Verdict.CANNOT_TELL, found.obstacles[0].sentence)
+    if row is not None and any(row.diverged):
+        of_baseline, ours = row.diverged
+        what = f"{name}: {ours}" if ours else f"{name} of the baseline: {of_baseline}"
+        return say(Verdict.FAILED if ours else Verdict.CANNOT_TELL, f"{what}.")
     if row is None or row.ratio is None:
         return say(Verdict.CANNOT_TELL, f"Not both sides have {name or 'a time'} above 0.")
     if higher is None:
@@ -238,12 +242,8 @@ def check_results(
     ids = {archive.run["id"] for archive in results}
     earlier = [archive for archive in drop_duplicates(baseline) if archive.run["id"] not in ids]
     cells = _cells(results)
-    known = {
-        name: found.higher_is_better
-        for archive in results
-        if outcome_of(archive.result) in SUCCESSFUL
-        for name, found in figures(archive).items()
-    }
+    rows, _ = compare_runs([], [run for run in map(measure, results) if run.good])
+    known = {name: row.higher_is_better for name, row in rows.items()}
     names = [_find_name(each, known, direction) for each in wanted]
     if twice := [name for name in names if names.count(name) > 1]:
         raise UsageError(f'"{twice[0][:60]}" is checked twice.', hint="Give each figure one --check.")

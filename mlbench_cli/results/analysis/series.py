@@ -179,14 +179,8 @@ class Point(Struct, frozen=True, dict=True):
 
     @property
     def diverged(self) -> dict[str, str]:
-        """The last values that are no numbers, by metric: "nan", or of repeats "nan in 1 of 3 runs"."""
-        names = dict.fromkeys(name for run in self.shown for name in run.diverged)
-        lasts = {name: [run.diverged[name] for run in self.shown if name in run.diverged] for name in names}
-        total = len(self.shown)
-        return {
-            name: " and ".join(dict.fromkeys(found)) + (f" in {len(found)} of {total} runs" if total > 1 else "")
-            for name, found in lasts.items()
-        }
+        """`find_diverged` of the runs that are shown."""
+        return find_diverged(self.shown)
 
     def unit_of(self, name: str) -> str:
         """The unit of a metric that the programs reported."""
@@ -340,6 +334,16 @@ def _points(runs: Sequence[Measurement]) -> Iterator[Point]:
     for workers in sorted({run.workers for run in runs}):
         here = [run for run in runs if run.workers == workers]
         yield Point(workers, tuple(run for run in here if run.good), tuple(run for run in here if not run.good))
+
+
+def find_diverged(runs: Sequence[Measurement]) -> dict[str, str]:
+    """The last values that are no numbers, by metric: "nan", or of repeats "nan in 1 of 3 runs"."""
+    names = dict.fromkeys(name for run in runs for name in run.diverged)
+    lasts = {name: [run.diverged[name] for run in runs if name in run.diverged] for name in names}
+    return {
+        name: " and ".join(dict.fromkeys(found)) + (f" in {len(found)} of {len(runs)} runs" if len(runs) > 1 else "")
+        for name, found in lasts.items()
+    }
 
 
 def drop_duplicates(archives: Iterable[Archive]) -> list[Archive]:

@@ -164,8 +164,8 @@ def test_variants_of_a_command_are_one_comparison(
 def report(name: str, *metrics: tuple[str, float], nan_below: int = 0) -> None:
     """Three runs that report these metrics, and a loss of nan at the end with seeds below `nan_below`."""
     emits = "\n".join(f"emit({metric!r}, {value})" for metric, value in metrics)
-    last = f"if int(os.environ['MLBENCH_SEED']) < {nan_below}: emit('loss', float('nan'))"
-    Path("report.py").write_text(f"{SCRIPT.partition('for accuracy')[0]}{emits}\n{last}\n")
+    last = f"if int(os.environ['MLBENCH_SEED']) < {nan_below}: emit('loss', math.nan), emit('seconds', math.nan)"
+    Path("report.py").write_text(f"import math{SCRIPT.partition('for accuracy')[0]}{emits}\n{last}\n")
     assert run(["run", name, "1", "--command", "python report.py", "--repeat", "3", "--share-machine"]) == 0
 
 
@@ -175,6 +175,24 @@ def test_the_exact_name_of_a_figure_means_that_one(capsys: Captured) -> None:
     gate = ["gate", "b", "--baseline", "a", "--across", "conditions", "--check"]
     assert answer(capsys, *gate, "seconds=100")["checks"][0]["metric"] == "seconds"
     assert answer(capsys, *gate, "Seconds=2", code=7)["checks"][0]["metric"] == "Seconds"
+
+
+def test_a_gate_fails_on_a_metric_that_diverged(capsys: Captured) -> None:
+    """Whether in one run or in all of them; nothing follows from a baseline that diverged."""
+    report("good", ("loss", 1.0))
+    report("once", ("loss", 1.0), nan_below=43)
+    report("always", ("loss", 1.0), nan_below=45)
+    gate = ["--across", "conditions", "--check", "loss=+10%"]
+    for name, words in (("once", "loss: nan in 1 of 3 runs."), ("always", "loss: nan in 3 of 3 runs.")):
+        [check] = answer(capsys, "gate", name, "--baseline", "good", *gate, code=7)["checks"]
+        assert check["reason"].startswith(words)
+    assert (
+        answer(capsys, "gate", "once", "--baseline", "good", *gate[:2], "--check", "seconds=100")["verdict"] == "passed"
+    )
+    [check] = answer(capsys, "gate", "good", "--baseline", "once", *gate, code=9)["checks"]
+    assert check["reason"].startswith("loss of the baseline: nan in 1 of 3 runs.")
+    assert run(["compare", "good", "once"]) == 0
+    assert "nan in 1 of 3 runs" in capsys.readouterr().out
 
 
 def test_a_constant_of_a_command_may_equal_a_value_of_its_matrix(capsys: Captured) -> None:
