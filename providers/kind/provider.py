@@ -9,6 +9,7 @@ from mlbench_cli.config import settings
 from mlbench_cli.errors import MlbenchError, NotFoundError, UsageError
 from mlbench_cli.kube.access import Access
 from mlbench_cli.model.run import Cluster
+from mlbench_cli.util.files import write_atomically
 from providers.base import THIS_MACHINE, Plan, PlanLine, Provider, Resource, read_options
 from providers.kind.api import call, check_tools, require_image_support
 from providers.kind.discover import discover_clusters
@@ -107,13 +108,8 @@ class KindProvider(Provider):
         """Open the cluster's API by its own kubeconfig, which is asked for from kind if it is missing."""
         path = kubeconfig_of(cluster)
         if not path.exists():
-            text = _kubeconfig(cluster)
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            temporary = path.with_name(f".{path.name}.{os.getpid()}")
-            # It gives access: only this user may read it at any moment.
-            with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-                file.write(text)
-            os.replace(temporary, path)
+            write_atomically(path, _kubeconfig(cluster).encode(), mode=0o600)  # it gives access
         return Access.from_kubeconfig(path)
 
 

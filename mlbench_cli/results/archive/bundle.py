@@ -11,6 +11,7 @@ from pathlib import Path
 
 from mlbench_cli.errors import DamagedArchive, UsageError
 from mlbench_cli.results.archive.files import UNREADABLE, open_zip
+from mlbench_cli.util.files import replace_file
 from mlbench_cli.util.text import counted, one_line
 
 PIECE = 1 << 20
@@ -20,16 +21,13 @@ _unpacked: dict[Path, str] = {}  # path -> "FILE.zip/NAME.zip"
 
 def write_bundle(archives: Sequence[Path], target: Path) -> None:
     """Pack zip files of archives, which keep their names. `target` appears when it is complete. Raises UsageError."""
-    part = target.with_name(f".{target.name}.part")
     try:
-        with zipfile.ZipFile(part, "w", zipfile.ZIP_STORED) as bundle:
+        with replace_file(target) as part, zipfile.ZipFile(part, "w", zipfile.ZIP_STORED) as bundle:
             for path in archives:
                 entry = zipfile.ZipInfo(path.name, _ZIP_EPOCH)
                 with path.open("rb") as source, bundle.open(entry, "w", force_zip64=True) as stored:
                     shutil.copyfileobj(source, stored, PIECE)
-        part.replace(target)
     except OSError as error:
-        part.unlink(missing_ok=True)
         raise UsageError(f"{target} cannot be written: {error.strerror or error}.") from None
 
 

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from mlbench_cli import __version__
-from mlbench_cli.errors import UsageError
 from mlbench_cli.model.run import Run
 from mlbench_cli.model.spec import canonical_json
 from mlbench_cli.results.archive.documents import RunDocument
@@ -32,12 +31,5 @@ def run_document(run: Run, provenance: Mapping[str, Any] | None = None, repeats:
 
 
 def write_run_document(run: Run, provenance: Mapping[str, Any] | None = None, repeats: int | None = None) -> None:
-    """Write run.json into the run's folder, before anything is started."""
-    document = format_document(run_document(run, provenance, repeats))
-    try:
-        RunFolder(run.folder).write(RUN, document)
-    except OSError as error:
-        raise UsageError(
-            f"The folder {run.folder} of the run cannot be created: {error.strerror or error}.",
-            hint="Free up disk space or fix its permissions, or set MLBENCH_HOME to another folder.",
-        ) from None
+    """Write run.json into the run's folder, before anything is started. Raises OSError."""
+    RunFolder(run.folder).write(RUN, format_document(run_document(run, provenance, repeats)))

@@ -32,12 +32,11 @@ def seal_partial(run: Run, observation: Observation, target: Path) -> None:
     Raises CannotTellError if no archive can be made yet.
     """
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as name:
-        folder, packed = Path(name, "run"), Path(name, "run.zip")
+        folder = Path(name, "run")
         shutil.copytree(run.folder, folder, ignore=shutil.ignore_patterns(run_folder.STATE_FOLDER))
         found = (_UNFINISHED, *observation.findings)
         seal(replace(run, folder=folder), replace(observation, ended=Ending.CANCELED, findings=found))
-        _pack(folder, packed, f"{run.name} cannot be archived while it runs")
-        packed.replace(target)
+        _pack(folder, target, f"{run.name} cannot be archived while it runs")
 
 
 def seal_anew(archive: Archive, target: Path, change: Callable[[Path], None]) -> None:
@@ -47,19 +46,20 @@ def seal_anew(archive: Archive, target: Path, change: Callable[[Path], None]) ->
     `change` is called with the folder of the evidence. Raises CannotTellError if the documents still cannot be derived.
     """
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as name:
-        folder, packed = Path(name, "run"), Path(name, "run.zip")
+        folder = Path(name, "run")
         _copy(archive, folder)
         change(folder)
         _seal(folder)
-        _pack(folder, packed, f"The evidence of {archive.path} cannot be sealed again")
-        packed.replace(target)
+        _pack(folder, target, f"The evidence of {archive.path} cannot be sealed again")
 
 
-def _pack(folder: Path, packed: Path, refusal: str) -> None:
+def _pack(folder: Path, target: Path, refusal: str) -> None:
     """Write the sealed folder as a zip. Raises CannotTellError with `refusal` and the reason if it does not verify."""
+    packed = folder.with_suffix(".zip")
     pack(folder, packed)
     if not (found := verify(packed)).ok:
         raise CannotTellError(f"{refusal}: {[*found.problems, *found.not_derived][0]}")
+    packed.replace(target)
 
 
 def _copy(archive: Archive, folder: Path) -> None:
