@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from mlbench_cli.agent.processes import stat_fields
 from mlbench_cli.app import run
 from mlbench_cli.engines.local.engine import LocalEngine
 from mlbench_cli.errors import UsageError
@@ -49,10 +50,9 @@ def background(experiment: str = "x") -> int:
 
 
 def has_ended(pid: int) -> bool:
-    try:
-        return not Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return True
+    """Whether the process has closed its files, too, and with them its lock."""
+    fields = stat_fields(pid)
+    return fields is None or fields[0] in "ZX"
 
 
 def start(capsys: Captured) -> None:
