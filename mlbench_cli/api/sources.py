@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from mlbench_cli.errors import NotFoundError, UsageError
-from mlbench_cli.results.archive.bundle import archives_at, is_zip_name
+from mlbench_cli.results.archive.bundle import archives_at, is_zip_name, walk
 from mlbench_cli.runs.select import find
-from mlbench_cli.storage.run_folder import RUN, RunFolder, is_sealed
+from mlbench_cli.storage.run_folder import RUN, is_sealed
 from mlbench_cli.storage.store import Store
 
 
@@ -35,11 +35,8 @@ def as_archive_path(word: str) -> Path | None:
 
 
 def find_archives_below(folder: Path) -> list[Path]:
-    """The archives in a folder: itself, or its zips and sealed folders, sorted by name. Raises NotFoundError."""
-    if RunFolder(folder).is_sealed:
-        return [folder]
-    paths = sorted(path for path in folder.iterdir() if is_zip_name(path) or RunFolder(path).is_sealed)
-    paths = [path for path in paths if not path.name.startswith(".")]  # "._a.zip" is what macOS puts beside a.zip
+    """The archives in a folder and below it, sorted by name. Raises NotFoundError."""
+    paths = [path for path in walk(folder) if path.is_dir() or is_zip_name(path)]
     found = [archive for path in paths for archive in archives_at(path)]
     if not found:
         raise NotFoundError(f"There is no archive in {folder}.", hint="mlbench download NAME --to FOLDER/NAME.zip")

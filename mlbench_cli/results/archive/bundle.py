@@ -1,20 +1,23 @@
-"""One file with the archives of several runs: a zip that holds the zip of each run, unchanged and uncompressed."""
+"""Archives in folders, and one file with those of several runs: a zip that holds the zip of each, as it is."""
 
 import atexit
+import os
 import shlex
 import shutil
 import tempfile
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from mlbench_cli.errors import DamagedArchive, UsageError
 from mlbench_cli.results.archive.files import UNREADABLE, open_zip
+from mlbench_cli.storage.run_folder import RUN, SUMS
 from mlbench_cli.util.files import replace_file
 from mlbench_cli.util.text import counted, one_line
 
 PIECE = 1 << 20
+MAX_DEPTH = 200  # of a folder in which archives are looked for
 _ZIP_EPOCH = (1980, 1, 1, 0, 0, 0)  # no time of packing: the same archives give the same file
 _unpacked: dict[Path, str] = {}  # path -> "FILE.zip/NAME.zip"
 
@@ -81,6 +84,25 @@ def archives_at(path: Path) -> list[Path]:
         with suppress(DamagedArchive):
             return unpack_bundle(path)
     return [path]
+
+
+def walk(folder: Path, skipped: Path | None = None) -> Iterator[Path]:
+    """The sealed folders below a folder, and the files outside of runs.
+
+    Hidden names ("._a.zip" is what macOS puts beside a.zip), links to folders and `skipped`, an absolute path, are left
+    out.
+    """
+    for place, names, files in os.walk(folder):
+        here = Path(place)
+        if SUMS in files:
+            yield here
+        if SUMS in files or RUN in files:
+            names.clear()
+            continue
+        if len(here.absolute().parts) > MAX_DEPTH:  # which os.walk would follow down until Python gives up
+            names.clear()
+        names[:] = sorted(name for name in names if not name.startswith(".") and here.absolute() / name != skipped)
+        yield from (here / name for name in sorted(files) if not name.startswith("."))
 
 
 def refuse_bundle(path: Path, purpose: str) -> None:

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 import re
 import shutil
 import stat
@@ -17,7 +16,7 @@ from mlbench_cli.errors import DamagedArchive, NotFoundError, UnprovenArchive, U
 from mlbench_cli.model.spec import OWN_PRICE
 from mlbench_cli.results.analysis.energy import Energy, find_energy
 from mlbench_cli.results.analysis.series import Measurement, measure
-from mlbench_cli.results.archive.bundle import archives_at, is_zip_name, name_archive
+from mlbench_cli.results.archive.bundle import archives_at, is_zip_name, name_archive, walk
 from mlbench_cli.results.archive.files import Archive, pack
 from mlbench_cli.results.archive.sign import OriginError, check_origin
 from mlbench_cli.results.archive.verify import open_verified
@@ -31,7 +30,6 @@ WITHDRAWN = "withdrawn.jsonl"  # at the top of a folder: withdrawn archives
 MAX_ENTRY_BYTES = 64 << 10
 ENTRY_FIELDS = ("submitter", "hardware", "note", "supersedes")
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"  # how the file begins that stands for one in git LFS
-MAX_DEPTH = 200  # of a folder in which archives are looked for
 MANY = 24  # number of archives from which several processes are used
 _FILE_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,99}", re.IGNORECASE)
 
@@ -122,22 +120,13 @@ def find_sources(folders: Sequence[Path], site: Path | None = None) -> Sources:
             continue
         if is_plain(folder / WITHDRAWN):
             withdrawn += _read_withdrawn(folder / WITHDRAWN)
-        for place, names, files in os.walk(folder):
-            names.sort()
-            if run_folder.SUMS in files:
-                archives[Path(place)] = None
-                names.clear()
-                continue
-            here = Path(place).absolute()
-            if len(here.parts) > MAX_DEPTH:  # which os.walk would follow down until Python gives up
-                names.clear()
-            names[:] = [name for name in names if not name.startswith(".") and here / name != skipped]
-            for name in sorted(name for name in files if not name.startswith(".")):
-                path = Path(place, name)
-                if is_zip_name(name):
-                    archives |= dict.fromkeys(archives_at(path) if is_plain(path) else [path])
-                elif name.endswith(".json") and name != ENTRY and is_plain(path):
-                    documents[path] = None
+        for path in walk(folder, skipped):
+            if path.is_dir():
+                archives[path] = None
+            elif is_zip_name(path):
+                archives |= dict.fromkeys(archives_at(path) if is_plain(path) else [path])
+            elif path.name.endswith(".json") and path.name != ENTRY and is_plain(path):
+                documents[path] = None
     return Sources(tuple(archives), tuple(documents), tuple(withdrawn))
 
 

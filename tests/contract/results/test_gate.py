@@ -30,6 +30,18 @@ def test_results_are_held_against_a_folder(tmp_path: Path, seconds: tuple[float,
     assert run(["gate", *new, "--baseline", str(tmp_path / "old")]) == code
 
 
+def test_a_baseline_may_have_a_folder_for_each_session(tmp_path: Path) -> None:
+    """As an unpacked artifact has; files of a run that has not ended are no archives."""
+    for day, seconds in (("monday", GOOD[:1]), ("tuesday/archives", GOOD[1:])):
+        write_archives(tmp_path / "old" / day, seconds, seed=len(day))
+    unsealed = tmp_path / "old" / "running"
+    (unsealed / "output" / "rank-0").mkdir(parents=True)
+    (unsealed / "run.json").write_text("{}")
+    (unsealed / "output" / "rank-0" / "model.zip").write_bytes(b"PK")
+    new = write_archives(tmp_path / "new", (11.5, 11.7, 11.4))
+    assert run(["gate", *new, "--baseline", str(tmp_path / "old")]) == 7
+
+
 def test_a_direction_is_for_metrics_that_have_none_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_archives(tmp_path / "old", GOOD)
     slow = write_archives(tmp_path / "new", (20.0, 20.4, 19.8))
