@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import difflib
 import errno
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -87,7 +88,9 @@ class DamagedArchive(UsageError):
     def __init__(self, path: Path | str, file: str, message: str, *, problem: str = "damaged") -> None:
         where = f"{path}: {file}" if file else str(path)
         super().__init__(
-            f"{where}: {message}", hint=f"mlbench verify {path}", details={"file": file, "problem": problem}
+            f"{where}: {message}",
+            hint=f"mlbench verify {shlex.quote(str(path))}",
+            details={"file": file, "problem": problem},
         )
         self.file = file
         self.problem = problem
@@ -152,7 +155,7 @@ class UnprovenArchive(CannotTellError):
         more = "; other commands show it, marked as unproven, with --unproven" if can_be_shown else ""
         super().__init__(
             f"{path}: not everything follows from the evidence. {reasons[0]}",
-            hint=f"mlbench verify {path}{more}",
+            hint=f"mlbench verify {shlex.quote(str(path))}{more}",
             details={"not_derived": list(reasons)},
         )
 

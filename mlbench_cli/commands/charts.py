@@ -1,5 +1,6 @@
 """`mlbench charts`: figures from archives, without any cluster."""
 
+import shlex
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -76,7 +77,10 @@ def _print(folder: Path, paths: Sequence[Path], output: Format) -> None:
 def _refuse_results(folder: Path) -> None:
     """Reject a first argument that names what to draw instead of the output folder."""
     if is_zip_name(folder) or (folder / "run.json").is_file():
-        raise UsageError(f"{folder} is an archive, not a folder for figures.", hint=f"mlbench charts FOLDER {folder}")
+        raise UsageError(
+            f"{folder} is an archive, not a folder for figures.",
+            hint=f"mlbench charts FOLDER {shlex.quote(str(folder))}",
+        )
     if len(folder.parts) != 1 or folder.exists():
         return
     try:

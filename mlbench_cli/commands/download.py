@@ -139,8 +139,10 @@ def _target(name: str, to: Path | None, path: Path | None, output: str) -> tuple
         )
     if output not in FORMATS:
         if "/" not in output and not output.endswith(".zip") and not Path(output).is_dir():
-            raise UsageError(f'-o "{output}" is not a format; use text or json.', hint=f"The file: --to {output}")
-        console.warn(f"-o is the format; to name the file, use --to {output}")
+            raise UsageError(
+                f'-o "{output}" is not a format; use text or json.', hint=f"The file: --to {shlex.quote(output)}"
+            )
+        console.warn(f"-o is the format; to name the file, use --to {shlex.quote(output)}")
     files = [file for file in (to, path, None if output in FORMATS else Path(output)) if file is not None]
     if len(files) > 1:
         raise UsageError(f"Two files are named: {files[0]} and {files[1]}.", hint=f"mlbench download {name} --to FILE")

@@ -1,6 +1,7 @@
 """`mlbench gate`: check results against a baseline, for CI."""
 
 import os
+import shlex
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -114,7 +115,7 @@ def _find_baseline(client: api.Client, baseline: str, result: str) -> list[Path]
         return find_archives_below(Path(baseline)) if Path(baseline).is_dir() else client.find_archives([baseline])
     except NotFoundError as error:
         error.message = f"There is no baseline yet: {error.message[0].lower()}{error.message[1:]}"
-        error.hint = f"To begin one with these results: mlbench download {result} --to {baseline}"
+        error.hint = f"To begin one with these results: {shlex.join(['mlbench', 'download', result, '--to', baseline])}"
         raise
 
 

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import secrets
+import shlex
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -50,11 +51,13 @@ def read_token(path: Path) -> str:
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"The token file {path} cannot be read: {error}.") from None
     if mode & 0o007:
-        raise UsageError(f"Every user of this machine can access the token file {path}.", hint=f"chmod 600 {path}")
+        raise UsageError(
+            f"Every user of this machine can access the token file {path}.", hint=f"chmod 600 {shlex.quote(str(path))}"
+        )
     if len(text) < MIN_TOKEN or not re.fullmatch(r"[A-Za-z0-9_.~-]+", text):
         raise UsageError(
             f"The token in {path} is weak: it needs {MIN_TOKEN} letters, digits, - or _, and nothing else.",
-            hint=f"openssl rand -hex 24 > {path}",
+            hint=f"openssl rand -hex 24 > {shlex.quote(str(path))}",
         )
     return text
 

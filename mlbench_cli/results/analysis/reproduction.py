@@ -7,6 +7,7 @@ original. Runs of another request, for example of another method, may be differe
 """
 
 import math
+import shlex
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
@@ -120,7 +121,7 @@ def check_original(archives: Sequence[Archive]) -> list[Archive]:
         if doubts := archive.result.get("doubts"):
             raise UsageError(
                 f"The evidence of {name} is in doubt ({', '.join(doubts)}): it has no result to reproduce.",
-                hint=f"mlbench verify {archive.path}",
+                hint=f"mlbench verify {shlex.quote(str(archive.path))}",
             )
         if (outcome := outcome_of(archive.result)) not in SUCCESSFUL:
             raise UsageError(

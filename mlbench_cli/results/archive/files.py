@@ -12,6 +12,7 @@ import hashlib
 import io
 import os
 import re
+import shlex
 import stat
 import struct
 import unicodedata
@@ -606,7 +607,7 @@ def pack(folder: Path, target: Path) -> None:
         raise UsageError(f"{target} is a folder.", hint=f"Give a file name, for example {target / 'results.zip'}.")
     archive = Archive.open(folder)
     if not folder.is_dir():
-        raise UsageError(f"{folder} is already packed.", hint=f"cp {folder} {target}")
+        raise UsageError(f"{folder} is already packed.", hint=shlex.join(["cp", str(folder), str(target)]))
     sums = parse_sums(archive.read(run_folder.SUMS, MAX_SUMS_BYTES), folder)
     for name in sorted(set(archive.names) - {run_folder.SIGNATURE} ^ {*sums, run_folder.SUMS}):
         missing = name in sums

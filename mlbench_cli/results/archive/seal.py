@@ -37,7 +37,9 @@ def seal(run: Run, observation: Observation) -> Judgement:
     """
     folder = RunFolder(run.folder)
     if folder.is_sealed:
-        raise UsageError(f"The archive in {run.folder} is complete already.", hint=f"mlbench verify {run.folder}")
+        raise UsageError(
+            f"The archive in {run.folder} is complete already.", hint=f"mlbench verify {shlex.quote(str(run.folder))}"
+        )
     with naming_file_on_os_error(run.folder, "sealed"):
         run.folder.mkdir(parents=True, exist_ok=True)
         for temporary in run.folder.glob(".*.tmp"):  # of a killed writer

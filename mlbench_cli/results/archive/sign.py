@@ -7,6 +7,7 @@ gpg.ssh.allowedSignersFile (ssh-keygen(1), ALLOWED SIGNERS); if a line lists nam
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -112,7 +113,9 @@ def find_signer(
 
 def refuse_unsigned(path: Path) -> OriginError:
     """The error for an archive or receipt that has no signature."""
-    return _not_proven("unsigned", "it has no signature", f"Its author signs it: mlbench verify {path} --sign KEY")
+    return _not_proven(
+        "unsigned", "it has no signature", f"Its author signs it: mlbench verify {shlex.quote(str(path))} --sign KEY"
+    )
 
 
 def require_key(key: Path) -> None:

@@ -68,6 +68,16 @@ def test_every_line_to_paste_does_what_it_says(place: Path) -> None:
     assert {"demo-again-1-r1", "demo-again-2-r2", "away-again-1"} <= set(again)
 
 
+def test_lines_about_a_folder_with_a_space_can_be_pasted(place: Path) -> None:
+    mlbench("run", "demo", "1", "--command", "python train.py", "--share-machine", "--yes")
+    [begin] = re.findall("mlbench .+", mlbench("gate", "demo", "--baseline", "base line", code=4).stderr)
+    mlbench(*shlex.split(begin)[1:])
+    [archive] = Path("base line").glob("*.zip")
+    archive.write_bytes(b"damaged")
+    [line] = lines_of(mlbench("report", "x.md", str(archive), code=2))
+    assert "does not start like a zip" in mlbench(*shlex.split(line)[1:], code=2).stdout
+
+
 def test_a_failed_run_names_a_log_that_can_be_shown(place: Path) -> None:
     done = mlbench("run", "bad", "1", "--command", "python train.py fail", "--share-machine", "--yes", code=7)
     logs = [line for line in lines_of(done) if line.startswith("mlbench logs")]
