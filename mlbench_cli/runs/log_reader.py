@@ -1,5 +1,6 @@
 """The lines of a run's logs: from its archive or its engine, rank by rank, and as they arrive."""
 
+import os
 import threading
 import time
 from collections import deque
@@ -11,8 +12,10 @@ from msgspec import Struct
 from mlbench_cli.engines.base import Cursor, Engine, LogLine
 from mlbench_cli.engines.follow import read_log
 from mlbench_cli.model.run import Run
+from mlbench_cli.storage.run_folder import RunFolder
 from task_images import contract
 
+MAX_BEGUN = 1 << 12  # bytes of an unfinished line that are read
 WAITING_LINES = 10_000  # buffered between the reading threads and a slow terminal
 LOOK_EVERY = 0.05  # seconds; polling, because a queue with locks would cost more than handling the lines
 _EVENT = contract.PREFIX.encode()
@@ -50,7 +53,7 @@ class LogReader:
     def read_lines(self, rank: int, follow: bool = False) -> Iterator[bytes]:
         """The lines of one rank as they are now, or with `follow` until the rank has ended."""
         if self._engine is None:
-            yield from _read_file(self._run.folder / "logs" / f"rank-{rank}.log")
+            yield from _read_file(RunFolder(self._run.folder).log(rank))
             return
         yield from self._note(rank, read_log(self._engine, self._run, rank, follow=follow, report=self._notice))
 
@@ -62,6 +65,16 @@ class LogReader:
                 yield from self.read_lines(rank)
             return
         yield from self._note(rank, read_log(self._engine, self._run, rank, self._cursors[rank]))
+
+    def read_begun(self, rank: int) -> bytes:
+        """The end of what stands behind the lines of one rank that were read."""
+        cursor = self._cursors[rank]
+        try:
+            with open(RunFolder(self._run.folder).log(rank), "rb") as file:
+                file.seek(max(cursor.offset if cursor else 0, file.seek(0, os.SEEK_END) - MAX_BEGUN))
+                return file.read()
+        except OSError:
+            return b""
 
     def _note(self, rank: int, lines: Iterable[LogLine]) -> Iterator[bytes]:
         """The texts of the lines; remembers how far they were read."""

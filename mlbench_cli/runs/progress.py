@@ -1,31 +1,28 @@
 """The progress of a run for people, derived from the events that its ranks report. Nothing is decided here."""
 
 import math
-import os
 import time
 from collections.abc import Iterable, Mapping
-from pathlib import Path
+from contextlib import suppress
 from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import asdict, replace
 
-from mlbench_cli.engines.base import Cursor, Engine
-from mlbench_cli.engines.follow import read_log
+from mlbench_cli.engines.base import Engine
 from mlbench_cli.errors import MlbenchError
 from mlbench_cli.model.goals import Goal, is_finite_number
 from mlbench_cli.model.run import JsonObject, Observation, Run
 from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.results.analysis.program_metrics import MetricSummary, MetricTally
 from mlbench_cli.results.archive.evidence import find_events
-from mlbench_cli.storage.run_folder import RunFolder
+from mlbench_cli.runs.log_reader import LogReader
 from mlbench_cli.tasks.catalog import BUDGET, find_rules
 from mlbench_cli.util.text import without_colors
 from mlbench_cli.util.times import parse_timestamp
 from task_images.contract import PREFIX
 
 READ_SECONDS = 1.0  # between two reads of rank 0's log
-MAX_BAR = 1 << 12  # bytes of an unfinished line that are read
 TREND = 4  # values of the goal's metric for a linear trend; twice as many for a curved one
 
 
@@ -63,39 +60,23 @@ class EventReader:
     """Reads new events of some ranks (default: only rank 0) from the logs of any engine."""
 
     def __init__(self, engine: Engine, run: Run, ranks: Iterable[int] = (0,)) -> None:
-        self._engine = engine
-        self._run = run
-        self._cursors: dict[int, Cursor | None] = dict.fromkeys(ranks)
+        self._log = LogReader(run, engine, tuple(ranks))
         self.last_line = b""  # that is not empty and has no event; a progress bar does not end it
 
     def poll(self) -> list[JsonObject]:
         """The events since the last call, rank by rank. A log that cannot be read now is read by the next call."""
         events: list[JsonObject] = []
-        for rank, cursor in self._cursors.items():
-            try:
-                for line in read_log(self._engine, self._run, rank, cursor):
-                    cursor = line.cursor
-                    found = list(find_events(line.text))
+        for rank in self._log.ranks:
+            with suppress(MlbenchError):
+                for line in self._log.read_new(rank):
+                    found = list(find_events(line))
                     events += found
-                    if not found and not line.text.isspace():
-                        self.last_line = line.text
-            except MlbenchError:
-                pass
-            self._cursors[rank] = cursor
-            begun = _read_begun_line(RunFolder(self._run.folder).log(rank), cursor.offset if cursor else 0)
+                    if not found and not line.isspace():
+                        self.last_line = line
+            begun = self._log.read_begun(rank)
             if begun.strip() and PREFIX.encode() not in begun:
                 self.last_line = begun
         return events
-
-
-def _read_begun_line(log: Path, offset: int) -> bytes:
-    """The end of what stands behind the last whole line of a log."""
-    try:
-        with open(log, "rb") as file:
-            file.seek(max(offset, file.seek(0, os.SEEK_END) - MAX_BAR))
-            return file.read()
-    except OSError:
-        return b""
 
 
 class ProgressReader:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from html import escape
 
 from mlbench_cli.api import Client, RunHandle
-from mlbench_cli.engines.follow import UNREACHABLE, Silence, read_log
+from mlbench_cli.engines.follow import UNREACHABLE, Silence
 from mlbench_cli.errors import CredentialError, MlbenchError, StoreLockedError, UnreachableError
 from mlbench_cli.model.goals import Goal
 from mlbench_cli.model.run import JsonObject
@@ -23,6 +23,7 @@ from mlbench_cli.results.analysis.tables import MetricPoint
 from mlbench_cli.results.archive.evidence import find_events, parse_metric
 from mlbench_cli.results.figures.curves import live_charts
 from mlbench_cli.results.figures.svg import render_svg
+from mlbench_cli.runs.log_reader import LogReader
 from mlbench_cli.server.access import LOCK_SECONDS
 from mlbench_cli.server.config import ServerConfig
 from mlbench_cli.server.words import live_words
@@ -69,12 +70,13 @@ class News:
 
 
 class Watcher:
-    """Observes one run from a thread, with cursors into its logs."""
+    """Observes one run from a thread."""
 
     def __init__(self, config: ServerConfig, name: str) -> None:
         self._client = Client(config.home, patience=LOCK_SECONDS)
         self._run: RunHandle = self._client.find_run(name)
-        self._cursors = dict.fromkeys(range(min(MAX_RANKS, self._run.run.spec.world_size)))
+        self._ranks = range(min(MAX_RANKS, self._run.run.spec.world_size))
+        self._log: LogReader | None = None
 
     def look(self) -> "News":
         """The news since the last observation, in bounded memory."""
@@ -82,14 +84,14 @@ class Watcher:
         points: list[MetricPoint] = []
         lines: deque[tuple[int, str]] = deque(maxlen=MAX_LINES)
         count = 0
-        engine = self._client.engine_of(self._run.run)
-        for rank, cursor in self._cursors.items():
-            for line in read_log(engine, self._run.run, rank, cursor):
-                self._cursors[rank] = line.cursor
-                events = [*find_events(line.text)]
+        if self._log is None:
+            self._log = LogReader(self._run.run, self._client.engine_of(self._run.run), self._ranks)
+        for rank in self._ranks:
+            for line in self._log.read_new(rank):
+                events = [*find_events(line)]
                 if not events:
                     count += 1
-                    lines.append((rank, clean(line.text.decode("utf-8", "replace").rstrip("\r\n")[:4000], keep="\r\t")))
+                    lines.append((rank, clean(line.decode("utf-8", "replace").rstrip("\r\n")[:4000], keep="\r\t")))
                 for event in events:
                     metric = parse_metric(event) if event["event"] == "metric" else None
                     point = MetricPoint.parse(self._run.name, self._run.run.spec.workers, metric) if metric else None
