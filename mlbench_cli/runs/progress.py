@@ -85,7 +85,7 @@ class ProgressReader:
     def __init__(self, engine: Engine, run: Run, *, seconds: float = READ_SECONDS) -> None:
         """`seconds`: minimum time between two reads of the log; the last read does not wait for it."""
         self._events = EventReader(engine, run)
-        self._tracker = ProgressTracker.of(run.spec)
+        self.tracker = ProgressTracker.of(run.spec)
         self._created = parse_timestamp(run.created)
         self._seconds = seconds
         self._next_read = 0.0
@@ -94,11 +94,11 @@ class ProgressReader:
         """How far the run is at this observation, the newest one."""
         if observation.ended or time.monotonic() >= self._next_read:
             for event in self._events.poll():
-                self._tracker.take(event)
+                self.tracker.take(event)
             self._next_read = time.monotonic() + self._seconds
         # Behind a carriage return is what a progress bar shows now.
         last = without_colors(self._events.last_line.decode("utf-8", "replace")).rstrip().rpartition("\r")[2].strip()
-        return replace(self._tracker.progress(observation, self._created), last_line=last)
+        return replace(self.tracker.progress(observation, self._created), last_line=last)
 
 
 class ProgressTracker:

@@ -16,10 +16,9 @@ from mlbench_cli.model.run import DAMAGED, Observation, Run, RunRow, RunState
 from mlbench_cli.results.analysis.figures import program_metrics
 from mlbench_cli.results.archive.files import Archive
 from mlbench_cli.runs.finalize import FinishedRun, read_finished
-from mlbench_cli.runs.progress import EventReader, ProgressTracker
+from mlbench_cli.runs.progress import ProgressReader
 from mlbench_cli.runs.queue import QUEUE_ENDED, queued_observation
 from mlbench_cli.runs.supervise import is_waiting
-from mlbench_cli.util.times import parse_timestamp
 
 ENDED = "ended"  # the state of a run whose workers have ended and whose archive is not complete
 UNKNOWN = "unknown"  # its cluster, machine or folder gives no answer
@@ -136,10 +135,8 @@ def live_snapshot(row: RunRow, engine: Engine) -> dict[str, Any]:
     """A run whose archive is not complete, as the engine sees it now and rank 0's events tell."""
     run = row.run
     observation = _look(row, lambda _: engine)
-    tracker = ProgressTracker.of(run.spec)
-    for event in EventReader(engine, run).poll():
-        tracker.take(event)
-    progress = tracker.progress(observation, parse_timestamp(run.created)).to_dict()
+    reader = ProgressReader(engine, run)
+    progress = reader.read(observation).to_dict()
     return {
         **describe_run(row),
         "state": live_state(row, observation),
@@ -147,8 +144,8 @@ def live_snapshot(row: RunRow, engine: Engine) -> dict[str, Any]:
         "first_failed": observation.first_failed,
         "ranks": [worker.to_dict() for worker in observation.workers],
         "progress": progress,
-        "metrics": tracker.metrics,
-        "metric_figures": {name: found.to_dict() for name, found in tracker.metric_figures.items()},
+        "metrics": reader.tracker.metrics,
+        "metric_figures": {name: found.to_dict() for name, found in reader.tracker.metric_figures.items()},
         "goal": _live_goal(progress),
         "findings": [finding.to_dict() for finding in observation.findings],
     }
