@@ -28,7 +28,15 @@ from mlbench_cli.runs.experiment import expand, request_of
 from mlbench_cli.runs.experiment_file import expand_file, find_file, parse_experiment_file, read_experiment_file
 from mlbench_cli.runs.matrix import MAX_MEMBERS
 from mlbench_cli.runs.questions import Questions, ask_questions, remember
-from mlbench_cli.runs.request import OPTIONS, Request, equivalent_command, matrix_of, merge
+from mlbench_cli.runs.request import (
+    OPTIONS,
+    Request,
+    equivalent_command,
+    matrix_of,
+    merge,
+    parse_mapping,
+    request_document,
+)
 from mlbench_cli.runs.select import Filter, select
 from mlbench_cli.runs.snapshot import RunStatus, read_states
 from mlbench_cli.runs.views import runs_document
@@ -81,7 +89,8 @@ class Client(Workspace):
             raise UsageError(
                 f"{word} is not an option of a run.{did_you_mean(word, known)}", hint="mlbench run --help-all"
             )
-        return self.submit(Request(name=name, workers=sizes, **options), require_goal=require_goal)
+        request = parse_mapping(request_document(Request(name=name, workers=sizes, **options)))  # checks the types
+        return self.submit(request, require_goal=require_goal)
 
     def questions(self) -> Questions:
         """The questions of `mlbench run` and their possible answers, e.g. for a form."""
@@ -242,8 +251,8 @@ class Client(Workspace):
         limit: int | None = None,
         offset: int = 0,
     ) -> Runs:
-        """The runs, newest first. `states` are states or outcomes as the store knows them; `contains` is a part of the
-        name. `limit` and `offset` page through those that match."""
+        """The runs, newest first. `states` are states or outcomes as the store knows them, `tasks` names, of which one
+        may be given alone; `contains` is a part of the name. `limit` and `offset` page through those that match."""
         end = None if limit is None else offset + limit
         return Runs(islice(self.iterate_runs(states=states, tasks=tasks, contains=contains), offset, end))
 
@@ -259,7 +268,8 @@ class Client(Workspace):
 
         `shown_as` leaves out runs that `read_states` cannot show with that state or outcome: they ended with another.
         """
-        keep = Filter(tuple(states), tuple(tasks))
+        one, other = ((words,) if isinstance(words, str) else tuple(words) for words in (states, tasks))
+        keep = Filter(one, other)
         moment = time.time()
         words = keep.words if shown_as is None else {shown_as}
         found = self.store.iterate_runs(contains=contains, words=words, tasks=keep.tasks, live=shown_as is not None)

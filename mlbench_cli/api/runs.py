@@ -341,10 +341,10 @@ class RunHandle(Struct, frozen=True):
         """The run's archive, as `open_archive` opens it. Raises UsageError as long as it is not complete."""
         return open_verified(self.results, unproven=unproven) if verify else Archive.open(self.results)
 
-    def download(self, target: Path) -> Path:
+    def download(self, target: Path | str) -> Path:
         """Write the archive as a zip: the same archive gives the same bytes."""
-        pack(self.results, target)
-        return target
+        pack(self.results, Path(target))
+        return Path(target)
 
     def download_partial(self, target: Path) -> Path:
         """Write a partial archive of a running run from the files on this machine; it is marked as partial.

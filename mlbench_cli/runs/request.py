@@ -5,6 +5,7 @@ the file reader its keys, and `equivalent_command` the line that does the same a
 mean together.
 """
 
+import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -580,9 +581,9 @@ def format_file(request: Request) -> str:
 def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _plain(entry) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
+    if isinstance(value, list | tuple | range):
         return [_plain(entry) for entry in value]
-    return value
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
 # --- the matrix -----------------------------------------------------------------------------------------------------

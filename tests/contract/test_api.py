@@ -4,6 +4,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -107,12 +108,22 @@ def test_archives_are_compared_and_grouped(client: Client, command: str) -> None
 def test_a_download_is_the_archive_and_a_deleted_run_is_gone(client: Client, command: str, tmp_path: Path) -> None:
     (run,) = client.run("demo", 1, command=command).runs()
     run.wait(PATIENCE)
-    with api.open_archive(run.download(tmp_path / "demo.zip")) as archive:
-        assert archive.run["id"] == run.run.id
+    for target in (tmp_path / "demo.zip", str(tmp_path / "again.zip")):
+        with api.open_archive(run.download(target)) as archive:
+            assert archive.run["id"] == run.run.id
     run.delete()
     with pytest.raises(NotFoundError):
         client.find_run("demo-1")
     assert client.experiments() == []
+
+
+def test_options_have_the_types_of_an_experiment_file(client: Client, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"command": ["echo", "{x}"], "timeout": 90, "data_dir": tmp_path, "share_machine": True}
+    options |= {"matrix": {"set.x": range(1, 4)}, "exclude": [{"set.x": 2}]}
+    experiment = client.run("demo", 1, **options)
+    experiment.wait(PATIENCE)
+    assert [run.name for run in experiment.runs()] == ["demo-x1-1", "demo-x3-1"]
+    assert {run.run.spec.timeout for run in client.runs(tasks="custom", states="completed")} == {90.0}
 
 
 def test_a_launch_can_be_looked_at_before_it_is_recorded_and_followed_run_by_run(client: Client, command: str) -> None:
@@ -194,6 +205,8 @@ def test_what_does_not_exist_is_named(client: Client) -> None:
         client.find_experiment("nobody")
     with pytest.raises(UsageError, match=r'tsak is not an option of a run\. Did you mean "task"'):
         client.run("demo", 1, tsak="digits_resnet")
+    with pytest.raises(UsageError, match="\"repeat\" is '3', not a whole number"):
+        client.run("demo", 1, command="true", repeat="3")
     with pytest.raises(NotFoundError):
         api.open_archive("/nowhere")
 
