@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from mlbench_cli.agent.processes import is_alive, process_note
 from mlbench_cli.errors import UsageError
 from mlbench_cli.model.spec import RunSpec
-from mlbench_cli.util.files import write_atomically
+from mlbench_cli.util.files import read_object, write_atomically
 
 FILES = "dashboard-*.json"  # one for each dashboard, named after its process
 MIN_TOKEN = 24  # characters
@@ -125,12 +126,11 @@ class ServerConfig:
 def write_address(config: ServerConfig) -> Path:
     """Store the address for other commands of this user, and forget those of dashboards that were killed."""
     for path in config.home.glob(FILES):
-        if _read(path) is None:
+        if is_alive(read_object(path)) is False:  # not on another machine that has the same folder
             path.unlink(missing_ok=True)
     path = config.home / FILES.replace("*", str(os.getpid()))
-    document = {"schema_version": 1, "url": config.url, "pid": os.getpid(), "started": time.time()}
-    write_atomically(path, (json.dumps(document) + "\n").encode())
-    path.chmod(0o600)
+    document = {"schema_version": 1, "url": config.url, "started": time.time(), **process_note(os.getpid())}
+    write_atomically(path, (json.dumps(document) + "\n").encode(), mode=0o600)
     return path
 
 
@@ -150,10 +150,10 @@ def read_address(home: Path) -> Address | None:
 
 
 def _read(path: Path) -> Address | None:
-    try:
-        document = json.loads(path.read_bytes())
-        found = Address(str(document["url"]), int(document["pid"]), float(document["started"]))
-        os.kill(found.pid, 0)
-    except (OSError, ValueError, KeyError, TypeError):
+    document = read_object(path)
+    if document is None or not is_alive(document):
         return None
-    return found
+    try:
+        return Address(str(document["url"]), int(document["pid"]), float(document["started"]))
+    except (ValueError, KeyError, TypeError):
+        return None

@@ -1,5 +1,7 @@
 """Starting the dashboard: what is refused, and what another address needs."""
 
+import json
+import os
 import socket
 import ssl
 import subprocess
@@ -48,6 +50,20 @@ def test_the_address_of_a_dashboard_survives_the_end_of_another(home: Path, caps
             assert capsys.readouterr().out.strip() == second.url
         assert run(["get-dashboard-url"]) == 0
         assert capsys.readouterr().out.strip() == first.url
+
+
+def test_the_address_of_a_dashboard_that_was_killed_is_forgotten_and_that_of_another_machine_stays(home: Path) -> None:
+    home.mkdir()
+    with serve(home):
+        [path] = home.glob("dashboard-*.json")
+        note = json.loads(path.read_text())
+    path.write_text(json.dumps({**note, "pid": os.getpid()}))  # its number belongs to another process now
+    assert run(["get-dashboard-url"]) == 4
+    far = home / "dashboard-1.json"
+    far.write_text(json.dumps({**note, "host": "far", "boot_id": "another"}))
+    assert run(["get-dashboard-url"]) == 4
+    with serve(home):
+        assert (path.exists(), far.exists()) == (False, True)
 
 
 def test_another_address_is_served_with_tls_and_marks_its_cookie_secure(home: Path, tmp_path: Path) -> None:
