@@ -178,7 +178,7 @@ def reproduce_archives(
             hint="Choose where to repeat it: --cluster NAME (mlbench list-clusters)",
         )
     cluster = store.cluster(place.cluster or "local")
-    if launch.engine_name(cluster) != spec.engine or cluster.name != spec.cluster:
+    if cluster.engine != spec.engine or cluster.name != spec.cluster:
         if not spec.runs_task_program:
             raise UsageError(
                 "The original ran a command of its author, which is not started on another cluster.",
@@ -333,7 +333,7 @@ def _authors_choices(spec: RunSpec, cluster: Cluster) -> Iterator[tuple[str, str
     else:
         yield "command", shlex.join(spec.argv)
     yield from _choices_in_method(spec)
-    if launch.engine_name(cluster) == "kubernetes":  # set by this cluster for all runs, not by the author
+    if cluster.engine == "kubernetes":  # set by this cluster for all runs, not by the author
         given = msgspec.structs.asdict(resolve_kubernetes(Request(), cluster))
         expected |= {f"kubernetes.{name}": value for name, value in given.items()}
     for name, value, usual in _list_leaves(spec):
@@ -406,7 +406,7 @@ def _require_catalog_program(spec: RunSpec, cluster: Cluster) -> dict[str, objec
             hint=f"Do not trust this archive. To run the task itself: mlbench run NAME {spec.workers} "
             f"--task {spec.task}",
         )
-    if launch.engine_name(cluster) != "kubernetes":
+    if cluster.engine != "kubernetes":
         return {"task_path": task.search_path}
     try:
         return {"image": launch.task_image(task, cluster)}
@@ -422,7 +422,7 @@ def _cluster(spec: RunSpec, store: Store) -> Cluster:
             f'it ran on the cluster "{spec.cluster}", which is not known here',
             hint="mlbench attach-cluster, or mlbench create-cluster; then repeat the command",
         ) from None
-    engine = launch.engine_name(cluster)
+    engine = cluster.engine
     if engine != spec.engine:
         raise _refusal(f'it ran on {spec.engine}, and the cluster "{spec.cluster}" is {engine} here')
     return cluster

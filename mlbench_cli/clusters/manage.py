@@ -197,7 +197,7 @@ def require_free_name(store: Store, cluster: Cluster) -> None:
     for known in store.clusters():
         if known.name != cluster.name or known.identity.matches(cluster.identity):
             continue
-        if known.provider != cluster.provider or known.provider in ("attached", "slurm", "hosts"):
+        if known.provider != cluster.provider or known.is_attached:
             raise UsageError(
                 f'There is already a cluster "{cluster.name}" of the provider {known.provider}.',
                 hint="Choose another name; see: mlbench list-clusters",

@@ -91,7 +91,7 @@ def delete_with_progress(
         certain = cluster_changes.delete_cluster(
             store, cluster, report, console.warn, keep_images=keep_images, check=check
         )
-    if cluster.provider in ("attached", "slurm", "hosts"):
+    if cluster.is_attached:
         return f"Removed the cluster {cluster.name} from mlbench; the cluster itself is unchanged."
     return f"The cluster {cluster.name} is deleted{'; no resources remain' if certain else ''}."
 

@@ -66,7 +66,7 @@ def end_orphans(store: Store, providers: Sequence[str] | None) -> None:
 
 def _engines(store: Store, providers: Sequence[str] | None) -> Iterator[tuple[str, MachinesEngine]]:
     for cluster in store.clusters():
-        if cluster.provider in ("slurm", "hosts") and (not providers or cluster.provider in providers):
+        if cluster.engine in ("slurm", "hosts") and (not providers or cluster.provider in providers):
             engine = connect_engine(cluster)
             assert isinstance(engine, MachinesEngine)
             yield cluster.name, engine

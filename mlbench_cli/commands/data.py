@@ -26,7 +26,7 @@ from mlbench_cli.model.spec import NAME_LENGTH
 from mlbench_cli.results.archive.documents import DataIdentityDocument
 from mlbench_cli.runs.connect import connect_engine
 from mlbench_cli.runs.defaults import default_cluster
-from mlbench_cli.runs.launch import engine_name, task_image
+from mlbench_cli.runs.launch import task_image
 from mlbench_cli.runs.request import Request
 from mlbench_cli.storage.store import Store
 from mlbench_cli.tasks.catalog import Task, load_task
@@ -190,7 +190,7 @@ def request_filling(
     urls: Sequence[str] = (),
 ) -> Request:
     """The run of one worker that prepares the data of `task` in a claim, mounted at `folder`. Raises UsageError."""
-    if engine_name(cluster) != "kubernetes":
+    if cluster.engine != "kubernetes":
         raise UsageError(
             f'The cluster "{cluster.name}" has no persistent volume claims.',
             hint=f"--cluster NAME; on this machine: mlbench data prepare {task.name} --data-dir DIR",

@@ -56,7 +56,7 @@ def delete_cluster(
         raise UsageError('The cluster "local" is this machine; it cannot be deleted.')
     if not force:
         _refuse_unfetched(store, cluster)
-    if cluster.provider not in ("attached", "slurm", "hosts"):
+    if not cluster.is_attached:
         place = f", {cluster.location}" if cluster.location else ""
         made = ClusterDetails.of(cluster).registry_made
         also = "" if not made or keep_images else " and its image repository (--keep-images keeps that)"

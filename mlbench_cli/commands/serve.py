@@ -170,7 +170,7 @@ def get_dashboard_url(output: Output = Format.text) -> None:
         return
     with Client(notice=console.note) as client:
         cluster = default_cluster(client.store)
-    if cluster.provider in ("local", "slurm", "hosts"):
+    if cluster.engine != "kubernetes":
         raise NotFoundError("No dashboard is running on this machine.", hint="mlbench serve")
     there = find_dashboard(registry.load(cluster.provider).connect(cluster))
     if there is None:

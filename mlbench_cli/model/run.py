@@ -365,6 +365,16 @@ class Cluster(Struct, frozen=True):
     location: str = ""
 
     @property
+    def engine(self) -> str:
+        """The engine that executes its runs, as specs name it."""
+        return self.provider if self.provider in ("local", "slurm", "hosts") else "kubernetes"
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether mlbench has only attached it: it was made by others, and stays."""
+        return self.provider in ("attached", "slurm", "hosts")
+
+    @property
     def identity(self) -> ClusterIdentity:
         """Provider, account, location and name."""
         return ClusterIdentity(self.provider, self.account, self.location, self.name)

@@ -24,14 +24,14 @@ def connect_engine(cluster: Cluster, report: Callable[[str], None] | None = None
 
     `report` is called with a sentence while a run waits for this machine.
     """
-    if cluster.provider == "local":
+    if cluster.engine == "local":
         return LocalEngine(finalizer=FINALIZER, report=report)
-    if cluster.provider == "slurm":
+    if cluster.engine == "slurm":
         from mlbench_cli.engines.machines.details import SlurmDetails
         from mlbench_cli.engines.slurm.engine import SlurmEngine
 
         return SlurmEngine(SlurmDetails.of(cluster))
-    if cluster.provider == "hosts":
+    if cluster.engine == "hosts":
         from mlbench_cli.engines.hosts.engine import HostsEngine
         from mlbench_cli.engines.machines.details import HostsDetails
 
@@ -109,7 +109,7 @@ class Workspace:
 
 def connect_renderer(cluster: Cluster, report: Callable[[str], None] | None = None) -> Engine:
     """An engine that can only render for `cluster`: --dry-run needs neither network nor credentials."""
-    if cluster.provider in ("local", "attached", "slurm", "hosts"):  # an attached one's access is read from a file
+    if cluster.engine != "kubernetes" or cluster.is_attached:  # an attached one's access is read from a file
         return connect_engine(cluster, report)
     from mlbench_cli.engines.kubernetes.engine import KubernetesEngine
     from mlbench_cli.kube.access import Access

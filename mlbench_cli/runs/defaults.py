@@ -27,10 +27,9 @@ def default_cluster(store: Store) -> Cluster:
 def with_defaults(request: Request, cluster: Cluster) -> Request:
     """The request with missing options filled in from the environment and the config file. The data folder applies to
     this machine only; registry and namespace apply to Kubernetes clusters that do not set them."""
-    is_local = cluster.provider == "local"
-    is_kubernetes = cluster.provider not in ("local", "slurm", "hosts")
-    open_keys = [key for key in ("data-dir",) if is_local]
-    open_keys += [key for key in ("registry", "namespace") if is_kubernetes and not cluster.details.get(key)]
+    open_keys = ["data-dir"] if cluster.engine == "local" else []
+    if cluster.engine == "kubernetes":
+        open_keys += [key for key in ("registry", "namespace") if not cluster.details.get(key)]
     changes: JsonObject = {}
     for key in (*open_keys, "timeout"):
         name = key.replace("-", "_")

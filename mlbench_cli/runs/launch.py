@@ -87,7 +87,7 @@ def resolve(
     check_names(request)
     if request.task_path is not None:
         use_task_folder(request.task_path)
-    engine = engine_name(cluster)
+    engine = cluster.engine
     if engine == "local":
         request = _on_this_machine(request)
     elif engine == "kubernetes":
@@ -213,7 +213,7 @@ def _cluster_facts(cluster: Cluster) -> dict[str, Any]:
     details = ClusterDetails.of(cluster)
     return {
         "cluster": cluster.name,
-        "engine": engine_name(cluster),
+        "engine": cluster.engine,
         "price": _price(cluster),
         # Such as "gke/n1-standard-4"; the provider alone if the machine type is not known.
         "cluster_kind": "/".join(str(part) for part in (cluster.provider, details.machine_type) if part),
@@ -226,7 +226,7 @@ def move(spec: RunSpec, cluster: Cluster, data_dir: str | None) -> RunSpec:
 
     `data_dir` is where its data are there. Raises UsageError if the cluster cannot run it.
     """
-    engine = engine_name(cluster)
+    engine = cluster.engine
     options = resolve_kubernetes(Request(), cluster) if engine == "kubernetes" else None
     moved = replace(
         spec,
@@ -283,7 +283,7 @@ def _program(request: Request, cluster: Cluster, tasks: Mapping[str, Task] | Non
         task = load_task(request.task, tasks)
         program = _open_program(request, task, _custom_program(request, request.command, cluster))
         return {**program, "image": _image(request, task, cluster)}
-    if request.image is None and engine_name(cluster) == "kubernetes":
+    if request.image is None and cluster.engine == "kubernetes":
         raise UsageError("--image is missing: your own command needs one on a cluster.", hint="--image NAME:TAG")
     return _custom_program(request, request.command, cluster)
 
@@ -303,7 +303,7 @@ def _task_program(
         "task": task.name,
         "preset": request.preset or "spec",
         "argv": task.command,
-        "task_path": None if engine_name(cluster) == "kubernetes" else task.search_path,
+        "task_path": None if cluster.engine == "kubernetes" else task.search_path,
         "parameters": parameters,
         "method": resolve_method(request, task, parameters, tasks),
         "backend": _task_backend(request, task, device),
@@ -338,7 +338,7 @@ def _budget(request: Request, task: Task, tasks: Mapping[str, Task] | None) -> d
 
 def _image(request: Request, task: Task, cluster: Cluster) -> str | None:
     """The image of the ranks; None if they are processes of the machines' own Python."""
-    if engine_name(cluster) != "kubernetes":
+    if cluster.engine != "kubernetes":
         return request.image
     image = request.image or task_image(task, cluster, request.registry)
     backend = _asked_backend(request) or task.backends[0]
@@ -643,16 +643,6 @@ def _check_data(request: Request, common: Mapping[str, Any], tasks: Mapping[str,
         hint=f"{prepare}--data-dir FOLDER, or run without them: {task.files.instead}",
         details={"missing": missing},
     )
-
-
-def engine_name(cluster: Cluster) -> str:
-    """The engine that executes runs on the cluster, as specs name it."""
-    return cluster.provider if cluster.provider == "local" or is_machines(cluster) else "kubernetes"
-
-
-def is_machines(cluster: Cluster) -> bool:
-    """Whether the cluster consists of machines without Kubernetes: Slurm, or hosts over ssh."""
-    return cluster.provider in ("slurm", "hosts")
 
 
 def check_machine_folder(path: str | None) -> str | None:

@@ -33,6 +33,7 @@ def describe_cluster(cluster: Cluster, running: Sequence[RunHandle], number: int
     return {
         "name": cluster.name,
         "provider": cluster.provider,
+        "engine": cluster.engine,
         "state": cluster.state,
         "facts": facts,
         "expires": timestamp(expires) if isinstance(expires, int | float) else None,
