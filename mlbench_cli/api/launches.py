@@ -14,7 +14,7 @@ from mlbench_cli.engines.base import Submission
 from mlbench_cli.model.run import Cluster, Experiment, JsonObject, Run, RunRow, RunState
 from mlbench_cli.model.spec import RunSpec, repeat_of
 from mlbench_cli.runs import queue, supervise
-from mlbench_cli.runs.connect import EnginesByCluster, Workspace, connect_renderer, find_machine_holder
+from mlbench_cli.runs.connect import EnginesByCluster, Workspace, connect_renderer
 from mlbench_cli.runs.experiment import Candidate, Plan, absolute_paths
 from mlbench_cli.runs.preflight import check_backend
 from mlbench_cli.runs.queue import QueueLease
@@ -164,10 +164,6 @@ class OpenExperiment(Struct, frozen=True):
     def hand_over(self) -> int:
         """Hand the remaining runs to a process that outlives this one. Returns its process ID."""
         return supervise.hand_over(self.plan.experiment, self.plan.left, self.workspace.store.folder, self.held)
-
-    def find_machine_holder(self, run: RunHandle) -> str | None:
-        """Which run is using this machine, so that a local run has to wait; None if it is free."""
-        return find_machine_holder(run.run.spec)
 
 
 def make_launch(

@@ -3,12 +3,11 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from mlbench_cli import console
 from mlbench_cli.api import Client, ExperimentHandle, FinishedRun, Launch
 from mlbench_cli.commands._common import Format, print_answer
-from mlbench_cli.commands._members import follow_run, start_detached
+from mlbench_cli.commands._members import How, follow_run, start_detached
 from mlbench_cli.config.settings import data_dir
 from mlbench_cli.errors import UsageError
 from mlbench_cli.model.run import JsonObject
@@ -21,53 +20,41 @@ from mlbench_cli.util.files import write_atomically
 TABLES = "tables"  # folder of the data folder, for tables and figures by the name of their file
 
 
-class How(NamedTuple):
-    """Options for how the runs of a file are run and reported."""
-
-    dry_run: bool = False
-    only_report: bool = False
-    retry_failed: bool = False
-    yes: bool = False
-    detach: bool = False
-
-
-def run_file(
-    file: str, clusters: Sequence[str], how: How, to: Path | None, output: Format, command_line: Sequence[str]
-) -> int:
+def run_file(file: str, clusters: Sequence[str], how: How, *, yes: bool, only_report: bool, to: Path | None) -> int:
     """Run everything that a file asks for, then write a table and figures of the results; the exit code.
 
     `file` is a path, the name of a shipped file, or that of an experiment which a file described. Called again it
     resumes: finished and failed runs are kept, interrupted runs start again.
     """
     client = Client(notice=console.note)
-    most = MAX_CONFIRMED if how.yes or how.dry_run else MAX_MEMBERS
+    most = MAX_CONFIRMED if yes or how.dry_run else MAX_MEMBERS
     launch = client.prepare_file(file, clusters=clusters, most=most, only_list=how.dry_run)
     if how.dry_run:
         if not local_machine().gpus and any(spec.engine == "local" and spec.device == "gpu" for spec in launch.specs):
             console.warn("This machine has no GPU, so it cannot start these runs: choose a cluster with --cluster.")
-        _print_plan(launch, output)
+        _print_plan(launch, how.output)
         return 0
     if how.detach:
-        with launch.open(command_line, retry_failed=how.retry_failed) as opened:
+        with launch.open(how.command_line, retry_failed=how.retry_failed) as opened:
             opened.record()
-            code = start_detached(opened, output)
+            code = start_detached(opened, how.output)
         console.note(f"Table and figures, once the runs have ended: mlbench run {launch.experiment.name} --only-report")
         return code
     ended: list[FinishedRun] = []
-    if not how.only_report:
-        _run_all(launch, ended, how, command_line)
-    experiment = launch.handle if how.only_report else client.find_experiment(launch.experiment.name)
+    if not only_report:
+        _run_all(launch, ended, how)
+    experiment = launch.handle if only_report else client.find_experiment(launch.experiment.name)
     rows = experiment.table()
     folder = _write_report(experiment, rows, to or data_dir() / TABLES / experiment.name)
     table = str(folder) if console.is_quiet() else to_markdown(experiment.title, rows).rstrip()
-    print_answer(output, {"experiment": experiment.name, "folder": str(folder), "rows": to_document(rows)}, table)
+    print_answer(how.output, {"experiment": experiment.name, "folder": str(folder), "rows": to_document(rows)}, table)
     console.note(f"Table and figures: {folder}")
     return max((finished.exit_code() for finished in ended), default=0)
 
 
-def _run_all(launch: Launch, ended: list[FinishedRun], how: How, command_line: Sequence[str]) -> None:
+def _run_all(launch: Launch, ended: list[FinishedRun], how: How) -> None:
     """Start and follow the remaining runs, and append those that end."""
-    with launch.open(command_line, retry_failed=how.retry_failed) as opened:
+    with launch.open(how.command_line, retry_failed=how.retry_failed) as opened:
         opened.record()
         left = opened.left
         console.note(f"{len(left)} of {len(opened.runs)} runs to do.")

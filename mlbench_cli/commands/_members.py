@@ -1,6 +1,7 @@
 """Start the members of an experiment: followed one by one by this client, or handed to a queue."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from mlbench_cli import console
 from mlbench_cli.api import FinishedRun, OpenExperiment, RunHandle
@@ -11,10 +12,23 @@ from mlbench_cli.model.cluster_details import ClusterDetails
 from mlbench_cli.model.run import Outcome, Run
 from mlbench_cli.model.spec import MIN_KEEP_SECONDS
 from mlbench_cli.results.analysis.numbers import format_price
+from mlbench_cli.runs.connect import find_machine_holder
 from mlbench_cli.runs.own_command import find_interpreter
 from mlbench_cli.util.text import counted
 
 STOP_SECONDS = 1.0  # time that a stopped client waits for a run that it cancels
+
+
+class How(NamedTuple):
+    """Options for how runs are started and reported."""
+
+    dry_run: bool
+    detach: bool
+    retry_failed: bool
+    logs: bool
+    output: Format
+    command_line: tuple[str, ...]
+
 
 # --- started by a queue ---------------------------------------------------------------------------------------------
 
@@ -24,7 +38,7 @@ def start_detached(opened: OpenExperiment, output: Format) -> int:
     once.
     """
     experiment, left = opened.plan.experiment, opened.left
-    waits = len(left) == 1 and _waits_for_machine(opened, left[0])
+    waits = len(left) == 1 and _waits_for_machine(left[0])
     if (len(left) == 1 and not waits) or (not opened.runs_here and experiment.parallel >= len(left)):
         _submit_all(opened, left)
     elif left:
@@ -44,9 +58,9 @@ def start_detached(opened: OpenExperiment, output: Format) -> int:
     return 0
 
 
-def _waits_for_machine(opened: OpenExperiment, run: RunHandle) -> bool:
+def _waits_for_machine(run: RunHandle) -> bool:
     """Whether a local run has to wait because another run uses this machine; prints which one."""
-    holder = opened.find_machine_holder(run)
+    holder = find_machine_holder(run.run.spec)
     if holder is not None:
         console.note(f"{run.name} is waiting for this machine: {holder}.")
     return holder is not None

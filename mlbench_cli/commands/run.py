@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import count, pairwise
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import typer
 from msgspec.structs import replace
@@ -29,8 +29,8 @@ from mlbench_cli.commands._common import (
     yes_option,
 )
 from mlbench_cli.commands._completion import complete_axes, complete_methods, complete_providers, complete_settings
-from mlbench_cli.commands._experiment_file import How, run_file
-from mlbench_cli.commands._members import follow_all, start_detached, wait_for_queue
+from mlbench_cli.commands._experiment_file import run_file
+from mlbench_cli.commands._members import How, follow_all, start_detached, wait_for_queue
 from mlbench_cli.commands._report import Ended, report_ended
 from mlbench_cli.commands._values import HELP_ALL, PanelCommand
 from mlbench_cli.errors import UsageError
@@ -204,8 +204,9 @@ def run(
     if quiet:
         console.be_quiet()
     client = Client(notice=console.note)
+    how = How(dry_run, detach, retry_failed, logs, output, ("mlbench", *context.obj))
     if (several := _find_several(client, name, workers, file)) is not None:
-        return _run_several(context, several)
+        return _run_several(context, several, how)
     if wrong := [name for name in _given(context) if name in _OF_RUNS]:
         raise UsageError(f"{', '.join(map(flag, wrong))}: only for a file with runs.", hint="mlbench run -f FILE")
     options = _describe_cluster(context, options, keep_cluster)
@@ -215,7 +216,6 @@ def run(
     if source is None and (signers is not None or run_foreign_command):
         word = "--run-foreign-command" if run_foreign_command else "--signers"
         raise UsageError(f"{word} works only with --from.", hint=f"mlbench run --from ARCHIVE {word} ...")
-    how = _How(dry_run, detach, retry_failed, logs, output, ("mlbench", *context.obj))
     if source is not None:
         agree = partial(_agree, yes=yes, is_trusted=run_foreign_command, is_dry=dry_run)
         launch = client.prepare_repetition(source, request, require_goal=require_goal, signers=signers, agree=agree)
@@ -236,24 +236,13 @@ def run(
     return _start(launch, how, repeats=source is None)[0]
 
 
-class _How(NamedTuple):
-    """Options for how the runs are started and reported."""
-
-    dry_run: bool
-    detach: bool
-    retry_failed: bool
-    logs: bool
-    output: Format
-    command_line: tuple[str, ...]
-
-
-def _start(launch: Launch, how: _How, *, repeats: bool = True) -> tuple[int, list[RunHandle]]:
+def _start(launch: Launch, how: How, *, repeats: bool = True) -> tuple[int, list[RunHandle]]:
     """Start the runs and follow them, unless they are detached or only to be shown; the exit code, and all runs."""
     if how.dry_run:
         _print_submissions(launch.render(offline=True), how.output)
         return 0, []
     _warn(launch.specs)
-    if launch.new_cluster is None and any(spec.engine == "kubernetes" for spec in launch.specs):
+    if launch.new_cluster is None:
         _require_images(launch.specs, launch.workspace.store.cluster)
     return _follow_all(launch, how, repeats=repeats)
 
@@ -265,7 +254,7 @@ def _require_images(specs: Sequence[RunSpec], find_cluster: Callable[[str], Clus
         require_images(specs, find_cluster)
 
 
-def _follow_all(launch: Launch, how: _How, *, repeats: bool = True) -> tuple[int, list[RunHandle]]:
+def _follow_all(launch: Launch, how: How, *, repeats: bool = True) -> tuple[int, list[RunHandle]]:
     with launch.open(how.command_line, retry_failed=how.retry_failed) as opened:
         _explain_plan(opened, launch.is_known)
         opened.record()
@@ -303,7 +292,7 @@ def _find_several(client: Client, name: str | None, workers: Sequence[str] | Non
     return name if experiment is not None and "runs" in experiment.request else None
 
 
-def _run_several(context: typer.Context, file: str) -> int:
+def _run_several(context: typer.Context, file: str, how: How) -> int:
     """Run everything in a file with `runs`. Raises UsageError for options that it gives for each of its runs."""
     words = {"name": "NAME", "workers": "N"}
     allowed = ("name", *_BESIDE_RUNS) if context.params["file"] is None else _BESIDE_RUNS
@@ -313,10 +302,9 @@ def _run_several(context: typer.Context, file: str) -> int:
             hint="Write it into the file, above runs for all of them.",
         )
     given = context.params
-    how = How(*(given[name] for name in How._fields))
     to = None if given["to"] is None else Path(given["to"])  # the context has texts
     clusters = [given["cluster"]] if given["cluster"] else []
-    return run_file(file, clusters, how, to, given["output"], ("mlbench", *context.obj))
+    return run_file(file, clusters, how, yes=given["yes"], only_report=given["only_report"], to=to)
 
 
 def _agree(program: AuthorsProgram, *, yes: bool, is_trusted: bool, is_dry: bool) -> None:
@@ -352,7 +340,7 @@ def _describe_cluster(context: typer.Context, options: dict[str, Any], keep_clus
     return {**given, "create": {"provider": given["create"], **create, **kept}}
 
 
-def _run_on_new_cluster(store: Store, request: Request, prepare: Callable[..., Launch], how: _How, *, yes: bool) -> int:
+def _run_on_new_cluster(store: Store, request: Request, prepare: Callable[..., Launch], how: How, *, yes: bool) -> int:
     """Create the cluster, run, verify what was brought home, and delete the cluster; the exit code of the runs."""
     from mlbench_cli.clusters.creation import read_creation
     from mlbench_cli.commands import _new_cluster as clusters
