@@ -554,7 +554,8 @@ class Store:
 
     def _run_row(self, row: sqlite3.Row) -> RunRow:
         spec, problem = _parse_spec(row)
-        run = Run(row["id"], spec, Path(row["folder"]), row["created"])
+        folder = self.folder / "runs" / row["id"]  # the store may have moved since the row was written
+        run = Run(row["id"], spec, folder, row["created"])
         state = _STATES.get(row["state"], RunState.SUBMITTED)
         outcome = _OUTCOMES.get(row["outcome"])
         return RunRow(run, state, outcome, problem, self._queue_of(run) if state is RunState.QUEUED else None)

@@ -127,6 +127,22 @@ def test_a_matrix_from_flags_to_compare(capsys: Captured) -> None:
     assert len(read_output()) == 4
 
 
+def test_an_experiment_is_resumed_where_its_home_has_moved(
+    capsys: Captured, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a cache of CI restores it in another folder."""
+    argv = ["run", "x", "1", *COMMAND, "--repeat"]
+    assert outcomes(answer(capsys, *argv, "1")) == {"x-1": "completed"}
+    moved = home.rename(home.with_name("restored"))
+    monkeypatch.setenv("MLBENCH_HOME", str(moved))
+    assert answer(capsys, "status", "x-1")["folder"].startswith(str(moved))
+    assert outcomes(answer(capsys, *argv, "2")) == {"x-1": "completed", "x-1-r2": "completed"}
+    assert run(["verify", "x"]) == 0
+    assert run(["delete", "x", "--yes"]) == 0
+    assert list((moved / "runs").iterdir()) == []
+    assert not home.exists()
+
+
 def test_a_resumed_experiment_may_share_the_machine(capsys: Captured) -> None:
     argv = ["run", "x", "1", *COMMAND, "--repeat"]
     assert outcomes(answer(capsys, *argv, "1")) == {"x-1": "completed"}
