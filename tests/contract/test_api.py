@@ -207,6 +207,9 @@ def test_what_does_not_exist_is_named(client: Client) -> None:
         client.run("demo", 1, tsak="digits_resnet")
     with pytest.raises(UsageError, match="\"repeat\" is '3', not a whole number"):
         client.run("demo", 1, command="true", repeat="3")
+    for relate in (api.compare, api.judge_reproduction):
+        with pytest.raises(UsageError, match="needs at least one archive on each side"):
+            relate([], [])
     with pytest.raises(NotFoundError):
         api.open_archive("/nowhere")
 

@@ -226,6 +226,8 @@ def compare(
     wanted (comparability.WORDS). An archive that is given twice counts once. Raises UsageError for two archives of one
     run that differ.
     """
+    if not a or not b:
+        raise UsageError("A comparison needs at least one archive on each side.")
     drop_duplicates([*a, *b])  # refuses two versions of one run, also one on each side
     a, b = drop_duplicates(a), drop_duplicates(b)
     measured = {id(archive): measure(archive) for archive in (*a, *b)}

@@ -187,6 +187,8 @@ def judge_reproduction(
     """
     if not 0 < margin < 10:
         raise UsageError(f"The margin is {margin:g}: it must be above 0 and below 10.", hint="0.1 means 10 %.")
+    if not original or not reproduction:
+        raise UsageError("A reproduction needs at least one archive on each side.")
     original = check_original(original)
     known = {archive.run["id"] for archive in original}
     reproduction = in_order(reproduction)
