@@ -155,7 +155,10 @@ def _lack_runs(found: Comparison) -> bool:
 
 
 def _cells(row: Row, lacks_runs: bool, *, with_intervals: bool = True) -> list[str]:
-    means = [format_estimate(side, row.unit, with_interval=with_intervals) for side in (row.a, row.b)]
+    means = [
+        format_estimate(side, unit, with_interval=with_intervals)
+        for side, unit in ((row.a, row.other_unit or row.unit), (row.b, row.unit))
+    ]
     sides = [diverged or mean for diverged, mean in zip(row.diverged, means, strict=True)]
     return [row.name, *sides, row.change.difference if lacks_runs and row.ratio else row.words]
 

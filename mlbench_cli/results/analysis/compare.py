@@ -30,7 +30,7 @@ from mlbench_cli.results.analysis.comparability import (
 from mlbench_cli.results.analysis.figures import IN_DOUBT, TIMES, Figure
 from mlbench_cli.results.analysis.numbers import Change, describe_change
 from mlbench_cli.results.analysis.program_metrics import find_direction
-from mlbench_cli.results.analysis.series import Measurement, drop_duplicates, find_diverged, measure
+from mlbench_cli.results.analysis.series import Measurement, drop_duplicates, find_diverged, have_one_unit, measure
 from mlbench_cli.results.analysis.sessions import Basis, Sessions, find_sessions, relate
 from mlbench_cli.results.analysis.stats import MIN_RUNS, Estimate, Ratio, estimate
 from mlbench_cli.results.archive.files import Archive
@@ -50,8 +50,9 @@ Values = tuple[tuple[str, str], ...]  # name and value of each axis that varies
 
 
 class Row(Struct, frozen=True, dict=True):
-    """One figure of both sides, and B's over A's. A side without the figure in each of its runs has no values;
-    `diverged` says of either side where the last value of a metric is no number: "nan in 1 of 3 runs"."""
+    """One figure of both sides, and B's over A's. A side without the figure in each of its runs, in one unit, has no
+    values; `diverged` says of either side where the last value of a metric is no number: "nan in 1 of 3 runs".
+    `other_unit` is that of A if it is not B's, so that there is no ratio."""
 
     name: str
     unit: str
@@ -62,6 +63,7 @@ class Row(Struct, frozen=True, dict=True):
     new: tuple[float, ...]
     ratio: Ratio | None
     diverged: tuple[str, str] = ("", "")
+    other_unit: str = ""
 
     @cached_property
     def a(self) -> Estimate | None:
@@ -76,6 +78,8 @@ class Row(Struct, frozen=True, dict=True):
     @property
     def change(self) -> Change:
         """B relative to A, by its parts."""
+        if self.other_unit:
+            return Change("other unit")
         return describe_change(self.a, self.b, self.ratio, self.unit, self.higher_is_better, is_time=self.is_time)
 
     @property
@@ -93,7 +97,7 @@ class Row(Struct, frozen=True, dict=True):
             name: found.to_dict() if (found := getattr(self, name)) else None for name in ("a", "b", "ratio")
         }
         facts: JsonObject = {"unit": self.unit, "higher_is_better": self.higher_is_better, "is_time": self.is_time}
-        facts |= {"is_metric": self.is_metric, "diverged": list(self.diverged)}
+        facts |= {"is_metric": self.is_metric, "diverged": list(self.diverged), "other_unit": self.other_unit}
         return {**each, **facts, "words": self.words, "change": to_builtins(self.change)}
 
 
@@ -263,19 +267,35 @@ def compare_runs(one: Sequence[Measurement], other: Sequence[Measurement]) -> tu
     diverged = find_diverged(one), find_diverged(other)
     rows = {}
     for name in order:
+        about, units = known[name], (_unit(name, one), _unit(name, other))
         old, new = (_values(name, side) for side in (one, other))
-        about, found = known[name], relate(old, new, sessions)
-        ends = (diverged[0].get(name, ""), diverged[1].get(name, "")) if about.is_metric else ("", "")
+        other_unit = units[0] if all(units) and units[0] != units[1] else ""
         rows[name] = Row(
-            name, about.unit, about.higher_is_better, about.is_time, about.is_metric, old, new, found, ends
+            name,
+            units[1] or units[0],
+            about.higher_is_better,
+            about.is_time,
+            about.is_metric,
+            old,
+            new,
+            None if other_unit else relate(old, new, sessions),
+            (diverged[0].get(name, ""), diverged[1].get(name, "")) if about.is_metric else ("", ""),
+            other_unit,
         )
     return rows, sessions
 
 
+def _unit(name: str, side: Sequence[Measurement]) -> str:
+    """The unit of a figure; "ms and s" if the runs have several. A run may report none."""
+    found = [run.figures[name].unit for run in side if name in run.figures]
+    return " and ".join(dict.fromkeys(filter(None, found)))
+
+
 def _values(name: str, side: Sequence[Measurement]) -> tuple[float, ...]:
-    """One value for each run; none at all if a run lacks the figure."""
-    found = tuple(value for run in side if (value := run.get(name)) is not None)
-    return found if len(found) == len(side) else ()
+    """One value for each run; none at all if a run lacks the figure, or has it in another unit."""
+    found = [run.figures[name] for run in side if name in run.figures]
+    is_whole = len(found) == len(side) and have_one_unit(found)
+    return tuple(figure.value for figure in found) if is_whole else ()
 
 
 def find_metric(rows: Iterable[str], asked: str | None, option: str = "--metric") -> str | None:

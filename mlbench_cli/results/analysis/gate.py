@@ -99,6 +99,8 @@ def decide(
         of_baseline, ours = row.diverged
         what = f"{name}: {ours}" if ours else f"{name} of the baseline: {of_baseline}"
         return say(Verdict.FAILED if ours else Verdict.CANNOT_TELL, f"{what}.")
+    if row is not None and row.other_unit:
+        return say(Verdict.CANNOT_TELL, f"{name} is in {row.other_unit} in the baseline, and in {row.unit} now.")
     if row is None or row.ratio is None:
         return say(Verdict.CANNOT_TELL, f"Not both sides have {name or 'a time'} above 0.")
     if higher is None:

@@ -139,9 +139,12 @@ class Point(Struct, frozen=True, dict=True):
 
     @cached_property
     def estimates(self) -> dict[str, Estimate]:
-        """Mean and interval of every figure that all of its runs have."""
+        """Mean and interval of every figure that all of its runs have in one unit."""
         names = [name for name in self.shown[0].figures if all(name in run.figures for run in self.shown)]
-        return {name: estimate([run.figures[name].value for run in self.shown]) for name in names}
+        each = {name: [run.figures[name] for run in self.shown] for name in names}
+        return {
+            name: estimate([figure.value for figure in found]) for name, found in each.items() if have_one_unit(found)
+        }
 
     def mean(self, name: str) -> float | None:
         """The mean of a figure over all runs that have it, the failed ones included; None if none has it."""
@@ -334,6 +337,11 @@ def _points(runs: Sequence[Measurement]) -> Iterator[Point]:
     for workers in sorted({run.workers for run in runs}):
         here = [run for run in runs if run.workers == workers]
         yield Point(workers, tuple(run for run in here if run.good), tuple(run for run in here if not run.good))
+
+
+def have_one_unit(figures: Iterable[Figure]) -> bool:
+    """Whether the values of a figure can be averaged. A run that reports no unit has that of the others."""
+    return len({figure.unit for figure in figures if figure.unit}) <= 1
 
 
 def find_diverged(runs: Sequence[Measurement]) -> dict[str, str]:

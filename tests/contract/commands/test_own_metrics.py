@@ -195,6 +195,26 @@ def test_a_gate_fails_on_a_metric_that_diverged(capsys: Captured) -> None:
     assert "nan in 1 of 3 runs" in capsys.readouterr().out
 
 
+def test_values_in_different_units_are_not_compared(capsys: Captured) -> None:
+    """2 ms and 0.002 s; a version that reports no unit has the same one."""
+    script = "import os\nfrom mlbench import emit\nvalue, unit = {}\nemit('metric', name='latency', value=value{})\n"
+    choices = {"ms": "2.0, 'ms'", "s": "0.002, 's'", "none": "2.0, ''"}
+    choices["both"] = "(2.0, 'ms') if os.environ['MLBENCH_SEED'] == '42' else (0.002, 's')"
+    for name, values in choices.items():
+        Path("units.py").write_text(script.format(values, "" if name == "none" else ", unit=unit"))
+        words = ["--command", "python units.py", "--repeat", "3", "--share-machine"]
+        assert run(["run", name, "1", *words]) == 0
+    rows = answer(capsys, "compare", "ms", "s")["rows"]
+    assert (rows["latency"]["ratio"], rows["latency"]["words"]) == (None, "other unit")
+    assert answer(capsys, "compare", "ms", "none")["rows"]["latency"]["ratio"]["mean"] == 1
+    assert answer(capsys, "compare", "ms", "both")["rows"]["latency"]["b"] is None
+    gate = ["gate", "s", "--baseline", "ms", "--across", "conditions", "--check", "latency=+10%"]
+    [check] = answer(capsys, *gate, code=9)["checks"]
+    assert check["reason"].startswith("latency is in ms in the baseline, and in s now.")
+    assert run(["status", "both"]) == 0
+    assert "latency" not in capsys.readouterr().out.partition("METRIC")[2]
+
+
 def test_a_constant_of_a_command_may_equal_a_value_of_its_matrix(capsys: Captured) -> None:
     """With layers=1, "--epochs 1" stays a constant, so both points are runs of the same command."""
     command = "echo --epochs 1 --num-layers {layers}"
