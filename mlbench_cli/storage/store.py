@@ -547,8 +547,11 @@ class Store:
                 f"The store {self._path} is damaged: {error}.",
                 hint=f"Move {self._path}* to another folder, then record sealed runs again: mlbench status --refresh",
             )
+        what = f"The store {self._path} cannot be used: {str(error).rstrip('.')}."
+        if isinstance(error, sqlite3.ProgrammingError):
+            return StoreError(what, hint="Make a Client in each thread, and use it before it is closed.")
         return StoreError(
-            f"The store {self._path} cannot be used: {error}.",
+            what,
             hint="Free some space, fix its permissions, or set MLBENCH_HOME to another folder.",
         )
 

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -196,6 +197,12 @@ def test_a_file_of_runs_is_planned_run_and_tabulated(client: Client, tmp_path: P
     again = client.prepare_file("study")  # as it is recorded
     assert again.plan().left == ()
     assert [run.name for run in again.plan(retry_failed=True).left] == ["study-bad-1-r1-try2", "study-bad-1-r2-try2"]
+
+
+def test_a_client_in_another_thread_is_told_to_be_one_of_its_own(client: Client) -> None:
+    with ThreadPoolExecutor(1) as pool, pytest.raises(UsageError, match="cannot be used") as caught:
+        pool.submit(client.runs).result()
+    assert caught.value.hint == "Make a Client in each thread, and use it before it is closed."
 
 
 def test_what_does_not_exist_is_named(client: Client) -> None:
