@@ -10,13 +10,13 @@ from msgspec import Struct
 
 from mlbench_cli.config.extras import load_library
 from mlbench_cli.engines.base import LOG_GAP
-from mlbench_cli.errors import CleanupError, DamagedArchive, DeadlineError, NotFoundError, UsageError
+from mlbench_cli.errors import CleanupError, DamagedArchive, DeadlineError, MlbenchError, NotFoundError, UsageError
 from mlbench_cli.model.goals import Goal
 from mlbench_cli.model.methods import method_phrase
 from mlbench_cli.model.run import Experiment, FindingDocument, JsonObject, Outcome, Phase, Run, RunRow, RunState
 from mlbench_cli.results.analysis.figures import IN_DOUBT, figures, outcome_of
 from mlbench_cli.results.analysis.tables import SETTINGS, MetricPoint, MetricTable, ResourceTable
-from mlbench_cli.results.archive.evidence import parse_metric, read_last_samples, read_samples
+from mlbench_cli.results.archive.evidence import find_events, parse_metric, read_last_samples, read_samples
 from mlbench_cli.results.archive.files import Archive, pack
 from mlbench_cli.results.archive.reseal import seal_partial
 from mlbench_cli.results.archive.verify import open_verified
@@ -24,7 +24,7 @@ from mlbench_cli.runs import supervise
 from mlbench_cli.runs.connect import Workspace
 from mlbench_cli.runs.finalize import FinishedRun, finalize, read_finished
 from mlbench_cli.runs.log_reader import LogEntry, LogReader
-from mlbench_cli.runs.progress import EventReader, Progress, ProgressReader, ProgressTracker, find_goal
+from mlbench_cli.runs.progress import Progress, ProgressReader, ProgressTracker, find_goal
 from mlbench_cli.runs.removal import delete_run
 from mlbench_cli.runs.snapshot import describe_run
 from mlbench_cli.runs.supervise import Report, is_waiting
@@ -282,11 +282,18 @@ class RunHandle(Struct, frozen=True):
         if self.is_sealed:
             rows: Iterable[Mapping[str, Any]] = self._rows(METRICS)
         else:
-            reader = EventReader(self.workspace.engine_of(self.run), self.run, range(self.run.spec.world_size))
-            events = (event for event in reader.poll() if event["event"] == "metric")
-            rows = (metric for event in events if (metric := parse_metric(event)))
+            rows = self._reported_metrics()
         points = (MetricPoint.parse(self.name, workers, row) for row in rows)
         return (point for point in points if point is not None and (ranks is None or point.rank in ranks))
+
+    def _reported_metrics(self) -> Iterator[Mapping[str, Any]]:
+        """The metrics in the logs so far; without those of a log that cannot be read now."""
+        log = self.open_log()
+        for rank in range(self.run.spec.world_size):
+            with suppress(MlbenchError):
+                for event in (event for line in log.read_lines(rank) for event in find_events(line)):
+                    if event["event"] == "metric" and (metric := parse_metric(event)):
+                        yield metric
 
     def resources(self) -> ResourceTable:
         """Samples of CPU, memory and traffic of every rank, in chronological order."""

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -12,7 +12,7 @@ from msgspec.structs import asdict, replace
 from mlbench_cli.engines.base import Engine
 from mlbench_cli.errors import MlbenchError
 from mlbench_cli.model.goals import Goal, is_finite_number
-from mlbench_cli.model.run import JsonObject, Observation, Run
+from mlbench_cli.model.run import Observation, Run
 from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.results.analysis.program_metrics import MetricSummary, MetricTally
 from mlbench_cli.results.archive.evidence import find_events
@@ -56,48 +56,35 @@ class Progress(Struct, frozen=True):
         return {key: value for key, value in asdict(self).items() if key not in ("observation", "last_line")}
 
 
-class EventReader:
-    """Reads new events of some ranks (default: only rank 0) from the logs of any engine."""
-
-    def __init__(self, engine: Engine, run: Run, ranks: Iterable[int] = (0,)) -> None:
-        self._log = LogReader(run, engine, tuple(ranks))
-        self.last_line = b""  # that is not empty and has no event; a progress bar does not end it
-
-    def poll(self) -> list[JsonObject]:
-        """The events since the last call, rank by rank. A log that cannot be read now is read by the next call."""
-        events: list[JsonObject] = []
-        for rank in self._log.ranks:
-            with suppress(MlbenchError):
-                for line in self._log.read_new(rank):
-                    found = list(find_events(line))
-                    events += found
-                    if not found and not line.isspace():
-                        self.last_line = line
-            begun = self._log.read_begun(rank)
-            if begun.strip() and PREFIX.encode() not in begun:
-                self.last_line = begun
-        return events
-
-
 class ProgressReader:
     """Reads the progress of a run from its engine's observations and the events in rank 0's log."""
 
     def __init__(self, engine: Engine, run: Run, *, seconds: float = READ_SECONDS) -> None:
         """`seconds`: minimum time between two reads of the log; the last read does not wait for it."""
-        self._events = EventReader(engine, run)
         self.tracker = ProgressTracker.of(run.spec)
+        self._log = LogReader(run, engine, (0,))
+        self._last_line = b""  # that is not empty and has no event; a progress bar does not end it
         self._created = parse_timestamp(run.created)
         self._seconds = seconds
         self._next_read = 0.0
 
     def read(self, observation: Observation) -> Progress:
-        """How far the run is at this observation, the newest one."""
+        """How far the run is at this observation, the newest one. A log that cannot be read now is read by the next
+        call."""
         if observation.ended or time.monotonic() >= self._next_read:
-            for event in self._events.poll():
-                self.tracker.take(event)
+            with suppress(MlbenchError):
+                for line in self._log.read_new(0):
+                    events = list(find_events(line))
+                    for event in events:
+                        self.tracker.take(event)
+                    if not events and not line.isspace():
+                        self._last_line = line
+            begun = self._log.read_begun(0)
+            if begun.strip() and PREFIX.encode() not in begun:
+                self._last_line = begun
             self._next_read = time.monotonic() + self._seconds
         # Behind a carriage return is what a progress bar shows now.
-        last = without_colors(self._events.last_line.decode("utf-8", "replace")).rstrip().rpartition("\r")[2].strip()
+        last = without_colors(self._last_line.decode("utf-8", "replace")).rstrip().rpartition("\r")[2].strip()
         return replace(self.tracker.progress(observation, self._created), last_line=last)
 
 

@@ -14,7 +14,7 @@ from mlbench_cli.errors import NotFoundError
 from mlbench_cli.model.goals import Goal
 from mlbench_cli.model.run import Ending, Observation, Run, WorkerState
 from mlbench_cli.model.spec import RunSpec
-from mlbench_cli.runs.progress import EventReader, Progress, ProgressTracker, find_goal
+from mlbench_cli.runs.progress import Progress, ProgressReader, ProgressTracker, find_goal
 from task_images.contract import format_event
 from tests.fakes.engine import FakeEngine
 
@@ -207,15 +207,15 @@ def test_a_run_that_times_blocks_has_no_goal() -> None:
 
 def test_events_are_read_once_and_in_order_however_often_the_log_fails(tmp_path: Path) -> None:
     engine = FakeEngine()
-    reader = EventReader(engine, Run("id", SPEC, tmp_path, "2026-01-01T00:00:00Z"), ranks=(0, 1))
-    lines = [format_event(event("metric", at, name="loss", value=at)).encode() + b"\n" for at in range(4)]
+    reader = ProgressReader(engine, Run("id", SPEC, tmp_path, "2026-01-01T00:00:00Z"), seconds=0.0)
+    lines = [format_event(event("metric", at, name="loss", value=at)).encode() + b"\n" for at in (1, 2, 6)]
     engine.lines[0] = [b"hello\n", lines[0], b"\xff\n"]
-    engine.lines[1] = [lines[1]]
-    assert [one["value"] for one in reader.poll()] == [0, 1]
-    engine.lines[0].append(b"50%\r" + lines[2])
+    assert reader.read(RUNNING).loss == 1
+    engine.lines[0].append(b"50%\r" + lines[1])
     engine.error = NotFoundError("The pod is gone.")
-    assert reader.poll() == []
+    assert reader.read(RUNNING).loss == 1
     engine.error = None
-    engine.lines[0].append(lines[3])
-    assert [one["value"] for one in reader.poll()] == [2, 3]
-    assert reader.poll() == []
+    engine.lines[0].append(lines[2])
+    assert reader.read(RUNNING).loss == 6
+    assert reader.read(RUNNING).loss == 6
+    assert reader.tracker.metric_figures["loss"].mean == 3
