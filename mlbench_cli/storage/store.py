@@ -140,11 +140,14 @@ class Store:
         exists.
         """
         with self._transaction() as db:
+            taken = db.execute("SELECT id FROM experiments WHERE name = ?", (experiment.name,)).fetchone()
+            if taken is not None and taken[0] != experiment.id:  # since this client looked for the name
+                raise UsageError(
+                    f'Another process has just started an experiment "{experiment.name}".',
+                    hint=f"mlbench wait {experiment.name}, or choose another name",
+                )
             for run in runs:
                 _insert_run(db, run, RunState.QUEUED)
-            taken = db.execute("SELECT id FROM experiments WHERE name = ?", (experiment.name,)).fetchone()
-            if taken is not None and taken[0] != experiment.id:
-                raise _name_taken("experiment", experiment.name)
             if db.execute("SELECT 1 FROM runs WHERE name = ?", (experiment.name,)).fetchone():
                 raise _name_taken("run", experiment.name)
             values = (experiment.id, experiment.name, experiment.created, _dump(experiment.request))

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from mlbench_cli.errors import UsageError
 from mlbench_cli.model.run import Experiment, Member, Run
@@ -64,6 +65,9 @@ def test_names_of_runs_and_experiments_exclude_each_other(tmp_path: Path) -> Non
     twice = [Run("other", first[0].spec, tmp_path / "runs" / "other", CREATED)]
     with pytest.raises(UsageError, match='already a run "demo-1"'):
         record(experiment_of(twice, "again"), twice, store)
+    with pytest.raises(UsageError, match='Another process has just started an experiment "demo"') as caught:
+        record(replace(experiment_of(twice), id="other"), twice, store)
+    assert "delete" not in str(caught.value.hint)  # what another one runs
     inner = [run_of(tmp_path, 1, "demo-1")]
     with pytest.raises(UsageError, match='already a run "demo-1"'):
         record(experiment_of(inner, "demo-1"), inner, store)
