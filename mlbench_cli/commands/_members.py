@@ -88,17 +88,20 @@ def _submit(opened: OpenExperiment, run: RunHandle) -> None:
 # --- followed by this client ----------------------------------------------------------------------------------------
 
 
-def follow_all(opened: OpenExperiment, *, require_goal: bool, logs: bool = False) -> list[Ended]:
-    """Start and follow the remaining runs one by one. Returns all runs of the plan as they ended, in order."""
-    left = opened.left
-    said: set[str] = set()
-    ended = {run.run.id: follow_run(opened, run, left[at + 1 :], said, logs=logs) for at, run in enumerate(left)}
-    found = [ended.get(run.run.id) or run.finished for run in opened.runs]
-    return [Ended(item, item.exit_code(require_goal=require_goal)) for item in found if item is not None]
+def follow_all(opened: OpenExperiment, *, logs: bool = False) -> list[Ended]:
+    """Start and follow the remaining runs. Returns all runs of the plan as they ended, in order."""
+    left, experiment = opened.left, opened.plan.experiment
+    if experiment.parallel > 1 and len(left) > 1 and not opened.runs_here:
+        found = _wait_for_queue(opened)
+    else:
+        said: set[str] = set()
+        ended = {run.run.id: follow_run(opened, run, left[at + 1 :], said, logs=logs) for at, run in enumerate(left)}
+        found = [end for run in opened.runs if (end := ended.get(run.run.id) or run.finished) is not None]
+    return [Ended(item, item.exit_code(require_goal=experiment.require_goal)) for item in found]
 
 
-def wait_for_queue(opened: OpenExperiment, *, require_goal: bool) -> list[Ended]:
-    """As `follow_all`, for several runs at a time: a separate queue process starts them and outlives this client."""
+def _wait_for_queue(opened: OpenExperiment) -> list[FinishedRun]:
+    """For several runs at a time: a separate queue process starts them and outlives this client."""
     pid = opened.hand_over()
     console.note(
         f"Background process {pid} starts {counted(len(opened.left), 'run')}, "
@@ -108,14 +111,13 @@ def wait_for_queue(opened: OpenExperiment, *, require_goal: bool) -> list[Ended]
     for run in opened.runs:
         try:
             with Reporter(run) as report:
-                finished = run.wait(report=report)
+                ended.append(run.wait(report=report))
         except (KeyboardInterrupt, Stopped) as stopped:
             raise explain_stop(
                 stopped,
                 f'The experiment "{opened.name}" continues without this client.',
                 f"mlbench wait {opened.name}, or mlbench cancel {opened.name}",
             ) from None
-        ended.append(Ended(finished, finished.exit_code(require_goal=require_goal)))
     return ended
 
 

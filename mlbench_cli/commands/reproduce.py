@@ -235,7 +235,7 @@ def _run(launch: Launch, command_line: Sequence[str], client: api.Client) -> lis
         if launch.is_known:
             console.note(f'Resuming "{opened.name}": {len(opened.left)} of {len(opened.runs)} runs to do.')
         opened.record()
-        follow_all(opened, require_goal=False)
+        follow_all(opened)
         return [run.folder for run in opened.runs]
 
 

@@ -30,7 +30,7 @@ from mlbench_cli.commands._common import (
 )
 from mlbench_cli.commands._completion import complete_axes, complete_methods, complete_providers, complete_settings
 from mlbench_cli.commands._experiment_file import run_file
-from mlbench_cli.commands._members import How, follow_all, start_detached, wait_for_queue
+from mlbench_cli.commands._members import How, follow_all, start_detached
 from mlbench_cli.commands._report import Ended, report_ended
 from mlbench_cli.commands._values import HELP_ALL, PanelCommand
 from mlbench_cli.errors import UsageError
@@ -261,7 +261,7 @@ def _follow_all(launch: Launch, how: How, *, repeats: bool = True) -> tuple[int,
         if how.detach:
             code = start_detached(opened, how.output)
         else:
-            ended = _follow(opened, how.logs)
+            ended = follow_all(opened, logs=how.logs)
     if not how.detach:
         code = _report(opened, ended, how.output)
     if repeats:
@@ -426,13 +426,6 @@ def _explain_plan(opened: OpenExperiment, is_known: bool) -> None:
     )
     if failed:
         console.note(f"Failed earlier (rerun with --retry-failed): {', '.join(failed)}.")
-
-
-def _follow(opened: OpenExperiment, logs: bool) -> list[Ended]:
-    experiment = opened.plan.experiment
-    if experiment.parallel > 1 and len(opened.plan.left) > 1 and not opened.runs_here:
-        return wait_for_queue(opened, require_goal=experiment.require_goal)
-    return follow_all(opened, require_goal=experiment.require_goal, logs=logs)
 
 
 def _report(opened: OpenExperiment, ended: Sequence[Ended], output: Format) -> int:
