@@ -155,6 +155,12 @@ def test_a_run_that_failed_is_named_and_its_time_does_not_count(tmp_path: Path) 
     assert answer(report)[0]["seconds"] is None
 
 
+def test_a_page_without_a_successful_run_has_no_empty_lead(tmp_path: Path) -> None:
+    report = collect([Archive.open(sealed_run(tmp_path / name, "failed", name=name)) for name in ("a", "b")])
+    assert "****" not in render_markdown(report)
+    assert '<p class="lead"></p>' not in render_html(report)
+
+
 class Page(HTMLParser):
     """Elements with their attributes."""
 
