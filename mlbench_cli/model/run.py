@@ -5,7 +5,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict, cast
 
-from msgspec import Struct, to_builtins
+from msgspec import Struct, ValidationError, convert, to_builtins
 from msgspec.structs import asdict
 
 from mlbench_cli.errors import CleanupError, DeadlineError, NeverStartedError, TaskFailedError
@@ -142,7 +142,7 @@ class FindingDocument(TypedDict):
     evidence: Mapping[str, Any]
 
 
-class Finding(Struct, frozen=True):
+class Finding(Struct, frozen=True, forbid_unknown_fields=True):
     """One diagnosed reason why something failed, is stuck, or limits what a result proves."""
 
     code: str  # snake_case, stable: rank_crashed, out_of_memory, unschedulable, image_not_found, deadline, ...
@@ -156,13 +156,8 @@ class Finding(Struct, frozen=True):
         """The finding as plain JSON values."""
         return cast(FindingDocument, to_builtins(self))
 
-    @classmethod
-    def from_dict(cls, document: Mapping[str, Any]) -> "Finding":
-        """Raises TypeError for unknown or missing fields."""
-        return cls(**document)
 
-
-class WorkerState(Struct, frozen=True):
+class WorkerState(Struct, frozen=True, forbid_unknown_fields=True):
     """One rank's process, or one worker's pod. Times are seconds since 1970; `exit_code` is 128+N for signal N.
 
     `image_digest` is reported by the kubelet; None for a process.
@@ -187,14 +182,14 @@ class WorkerState(Struct, frozen=True):
         return document
 
 
-class NodeClock(Struct, frozen=True):
+class NodeClock(Struct, frozen=True, forbid_unknown_fields=True):
     """By how much the wall clock of a node was set while the ranks ran: the sum of the absolute adjustments."""
 
     node: str | None
     stepped_seconds: float
 
 
-class Observation(Struct, frozen=True):
+class Observation(Struct, frozen=True, forbid_unknown_fields=True):
     """What is known about a run at `time` (seconds since 1970); `ended` is None while it runs."""
 
     time: float
@@ -222,14 +217,11 @@ class Observation(Struct, frozen=True):
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> "Observation":
-        """The observation in a dictionary as `to_dict` makes it. Raises TypeError, ValueError or KeyError."""
-        facts = dict(document)
-        workers = tuple(WorkerState(**worker) for worker in facts.pop("workers"))
-        findings = tuple(Finding.from_dict(finding) for finding in facts.pop("findings"))
-        clocks = tuple(NodeClock(**clock) for clock in facts.pop("clocks", ()))
-        ended = facts.pop("ended")
-        ending = None if ended is None else Ending(ended)
-        return cls(workers=workers, findings=findings, ended=ending, clocks=clocks, **facts)
+        """The observation in a dictionary as `to_dict` makes it. Raises ValueError that names the wrong field."""
+        try:
+            return convert(document, cls)
+        except ValidationError as error:
+            raise ValueError(str(error)) from None
 
 
 class Run(Struct, frozen=True):

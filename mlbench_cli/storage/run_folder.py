@@ -93,7 +93,7 @@ class RunFolder(Struct, frozen=True):
         document.pop("schema_version", None)
         try:
             return Observation.from_dict(document)
-        except (TypeError, ValueError, KeyError, AttributeError):
+        except ValueError:
             return None
 
     def read_json(self, name: str) -> dict[str, Any] | None:

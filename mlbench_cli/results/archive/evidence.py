@@ -142,7 +142,7 @@ def _load_observation(archive: Archive) -> Observation:
     document.pop("schema_version")
     try:
         return Observation.from_dict(document)
-    except (TypeError, ValueError, KeyError, AttributeError) as error:
+    except ValueError as error:
         raise DamagedArchive(
             archive.path, run_folder.OBSERVATION, f"it is not an observation: {error}", problem="schema"
         ) from None

@@ -68,7 +68,7 @@ def test_the_state_of_an_experiment_follows_from_its_members(members: list[Any],
 def test_a_damaged_observation_is_refused(changes: dict[str, Any]) -> None:
     document = {"time": 9.0, "workers": [], "findings": [], "ended": None}
     assert Observation.from_dict(document).ended is None
-    with pytest.raises((TypeError, ValueError)):
+    with pytest.raises(ValueError, match=r"Invalid enum value|missing required field|unknown field"):
         Observation.from_dict({**document, **changes})
-    with pytest.raises(KeyError):
+    with pytest.raises(ValueError, match="missing required field `workers`"):
         Observation.from_dict({key: value for key, value in document.items() if key != "workers"})
