@@ -304,7 +304,7 @@ def _comparable(spec: RunSpec, axes: Collection[str]) -> dict[str, Any]:
     """What all points of a matrix with these axes share: "set.lr" may change lr, and {lr} in the command."""
     content = spec.content()
     varied = {axis.removeprefix("set.") for axis in axes if axis.startswith("set.")}
-    values = [(name, str(spec.parameters[name])) for name in varied if name in spec.parameters]
+    values = {name: value for name, value in spec.parameters.items() if name in varied}
     content["argv"] = name_parameters(shlex.join(spec.argv), values)
     for field, prefix in (("parameters", ""), ("method", "comm.")):
         content[field] = {name: value for name, value in content[field].items() if prefix + name not in varied}

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from mlbench_cli.errors import UsageError, did_you_mean
+from mlbench_cli.model.goals import is_finite_number
 from mlbench_cli.model.methods import OWN, is_command, method_of
 from mlbench_cli.model.network import network_phrase
 from mlbench_cli.model.spec import KubernetesOptions, RunSpec
@@ -202,22 +203,30 @@ def check_words(words: Collection[str]) -> frozenset[str]:
     return frozenset(words)
 
 
+_NUMBER = re.compile(r"(?<![\w.])-?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?(?![\w.])")
+
+
 def _parameters(spec: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     values = spec.get("parameters") or {}
     return tuple((name, _parameter(value)) for name, value in sorted(values.items()))
 
 
-def name_parameters(command: str, parameters: Iterable[tuple[str, str]]) -> str:
-    """A command with {NAME} where it has the value of a parameter: "train.py --lr {lr}" for all values of lr. So runs
-    whose commands differ in nothing else differ in a parameter only.
+def name_parameters(command: str, parameters: Mapping[str, Any]) -> str:
+    """A command with {NAME} where it has the value of a parameter: "train.py --lr {lr}" for all values of lr, however a
+    number is written (1e-3). So runs whose commands differ in nothing else differ in a parameter only.
 
     Of parameters with equal values, the one that an option in front of the value is named after. If a parameter has
     such an option, another option with the same value is a constant: with layers=1, "--epochs 1 --num-layers 1" is
     "--epochs 1 --num-layers {layers}".
     """
     names: dict[str, list[str]] = {}
-    for name, value in parameters:
-        names.setdefault(value, []).append(name)
+    numbers = set(_NUMBER.findall(command))
+    for name, value in sorted(parameters.items()):
+        spellings = {_parameter(value), str(value)}  # also that of a switch in Python
+        if is_finite_number(value):
+            spellings |= {text for text in numbers if float(text) == value}
+        for text in spellings:
+            names.setdefault(text, []).append(name)
     names.pop("", None)
     if not names:
         return command
@@ -247,7 +256,7 @@ def key_of(archive: Archive) -> ComparisonKey:
     goal = result["goal"]
     nothing = None if whole_run else ""
     parameters = _parameters(spec)
-    command = name_parameters(" ".join(map(str, spec.get("argv") or ())), parameters)
+    command = name_parameters(" ".join(map(str, spec.get("argv") or ())), spec.get("parameters") or {})
     return ComparisonKey(
         task=str(spec["task"]),
         backend=str(spec["backend"]),

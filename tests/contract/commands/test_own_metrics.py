@@ -215,12 +215,24 @@ def test_values_in_different_units_are_not_compared(capsys: Captured) -> None:
     assert "latency" not in capsys.readouterr().out.partition("METRIC")[2]
 
 
-def test_a_constant_of_a_command_may_equal_a_value_of_its_matrix(capsys: Captured) -> None:
-    """With layers=1, "--epochs 1" stays a constant, so both points are runs of the same command."""
-    command = "echo --epochs 1 --num-layers {layers}"
-    assert run(["run", "x", "1", "--command", command, "--matrix", "set.layers=1,2", "--share-machine"]) == 0
-    found = answer(capsys, "compare", "x-layers1-1", "x-layers2-1", "--across", "conditions")
-    assert found["obstacles"] == ["The values of layers differ: 1 and 2."]
+@pytest.mark.parametrize(
+    ("command", "axis", "values", "words"),
+    [
+        ("echo --epochs 1 --num-layers {layers}", "set.layers", [1, 2], "The values of layers differ: 1 and 2."),
+        ("echo --lr {lr} --out run-{lr}", "set.lr", ["1e-3", ".5e0"], "The values of lr differ: 0.001 and .5e0."),
+        ("echo --decay={wd} x", "set.wd", ["1E-4", "1.0"], "The values of wd differ: 0.0001 and 1.0."),
+        ("echo --compile {jit}", "set.jit", [True, False], "The values of jit differ: true and false."),
+    ],
+    ids=["constant", "exponent", "capital", "switch"],
+)
+def test_points_of_a_matrix_are_runs_of_one_command(
+    capsys: Captured, command: str, axis: str, values: list[Any], words: str
+) -> None:
+    """A constant that equals a value, as epochs with layers=1, stays; numbers and switches have several spellings."""
+    Path("x.yaml").write_text(json.dumps({"command": command, "matrix": {axis: values}, "workers": 1}))
+    runs = answer(capsys, "run", "x", "-f", "x.yaml", "--share-machine")["runs"]
+    found = answer(capsys, "compare", *(each["name"] for each in runs), "--across", "conditions")
+    assert found["obstacles"] == [words]
 
 
 @pytest.mark.slow
