@@ -17,16 +17,15 @@ from mlbench_cli.model.run import DAMAGED, Run
 from mlbench_cli.model.spec import CUSTOM, RunSpec, common_name
 from mlbench_cli.results.analysis.figures import listed_seconds
 from mlbench_cli.results.analysis.numbers import SECONDS, format_goal, format_value
-from mlbench_cli.runs.progress import Progress
+from mlbench_cli.runs.progress import ESTIMATING, Progress, format_eta
 from mlbench_cli.runs.repeats import Repeats
 from mlbench_cli.runs.snapshot import UNKNOWN
 from mlbench_cli.storage.run_folder import METRICS
 from mlbench_cli.tasks.command_code import FOLDER
-from mlbench_cli.util.text import list_some
+from mlbench_cli.util.text import counted, list_some
 from task_images import contract
 
 LAST_LINES = 3  # of the log of a failed rank
-ESTIMATING = "estimating time left"
 FINISHED = "finished"  # the phase in which ranks write their results
 BAR_COLUMNS = 20
 LAST_LINE, LAST_LINE_COLUMNS, MIN_LAST_LINE = "; last line: ", 100, 20  # columns in a pipe, and on narrow terminals
@@ -122,21 +121,6 @@ def describe(
     return f"{line}{LAST_LINE}{console.cut(console.clean(last_line), room)}" if room >= MIN_LAST_LINE else line
 
 
-def format_eta(low: float | None, high: float | None) -> str | None:
-    """ "about 40 s left" or "40 s to 1 min 5 s left"; "estimating time left" without a lower bound, or if the bounds
-    are a factor of two or more apart; None if both are unknown.
-    """
-    if low is None:
-        return None if high is None else ESTIMATING
-    if high is not None and high < 1:
-        return "almost done"
-    if high is None or high >= 2 * low:
-        return ESTIMATING
-    if high <= 1.25 * low:
-        return f"about {console.rough_duration(low)} left"
-    return f"{console.rough_duration(low)} to {console.rough_duration(high)} left"
-
-
 def _bar(progress: Progress) -> str:
     """ "[=====>    ]": the elapsed share of the expected time; empty while the time left is not known well enough."""
     low, high = progress.eta, progress.eta_high
@@ -178,7 +162,7 @@ def run_in_words(run: Mapping[str, Any]) -> str:
         if run["task"] == CUSTOM
         else run["task"] + ("" if run["preset"] == "spec" else f" ({run['preset']})")
     )
-    workers = f"{run['workers']} worker{'s' if run['workers'] > 1 else ''}"
+    workers = counted(run["workers"], "worker")
     ranks = run["world_size"] // run["workers"]
     each = f" of {ranks} ranks" if ranks > 1 else ""
     return f"{what} on {run['cluster']}, {workers}{each}, {run['backend']}, {run['device']}"

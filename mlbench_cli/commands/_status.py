@@ -9,13 +9,14 @@ from mlbench_cli import console
 from mlbench_cli.api import Client, RunHandle
 from mlbench_cli.api.client import Chosen
 from mlbench_cli.commands._repeats import show_repeats
-from mlbench_cli.commands._report import Reporter, format_eta, run_in_words
+from mlbench_cli.commands._report import Reporter, run_in_words
 from mlbench_cli.console import Format
 from mlbench_cli.errors import UsageError
 from mlbench_cli.model.methods import OWN
 from mlbench_cli.model.run import DAMAGED, ExperimentState, FindingDocument, JsonObject
 from mlbench_cli.results.analysis.numbers import SECONDS, format_goal, format_percent, format_value, unit_of
 from mlbench_cli.runs.experiment_status import ExperimentStatus
+from mlbench_cli.runs.progress import format_eta
 from mlbench_cli.runs.repeats import repeats_in
 from mlbench_cli.runs.snapshot import ENDED, UNKNOWN, GoalStanding, RunStatus, find_metric, group_conditions
 from mlbench_cli.runs.views import add_figures, runs_document
@@ -159,8 +160,8 @@ def _show_rows(
 def _explain_empty_store(client: Client) -> None:
     if folders := client.list_unknown_folders():
         console.note(
-            f"The store has no runs, but {folders[0].parent} contains {len(folders)} sealed run "
-            f"folder{'s' if len(folders) > 1 else ''}.\nNext: mlbench status --refresh"
+            f"The store has no runs, but {folders[0].parent} contains {counted(len(folders), 'sealed run folder')}.\n"
+            "Next: mlbench status --refresh"
         )
         return
     console.note("No runs yet.")

@@ -18,11 +18,12 @@ from mlbench_cli.results.analysis.program_metrics import MetricSummary, MetricTa
 from mlbench_cli.results.archive.evidence import find_events
 from mlbench_cli.runs.log_reader import LogReader
 from mlbench_cli.tasks.catalog import BUDGET, find_rules
-from mlbench_cli.util.text import without_colors
+from mlbench_cli.util.text import rough_duration, without_colors
 from mlbench_cli.util.times import parse_timestamp
 from task_images.contract import PREFIX
 
 READ_SECONDS = 1.0  # between two reads of rank 0's log
+ESTIMATING = "estimating time left"
 TREND = 4  # values of the goal's metric for a linear trend; twice as many for a curved one
 
 
@@ -268,6 +269,21 @@ class ProgressTracker:
         if not 0 < done <= 1 or spent <= 0:
             return None
         return float(spent * (1 - done) / done)
+
+
+def format_eta(low: float | None, high: float | None) -> str | None:
+    """ "about 40 s left" or "40 s to 1 min 5 s left"; "estimating time left" without a lower bound, or if the bounds
+    are a factor of two or more apart; None if both are unknown.
+    """
+    if low is None:
+        return None if high is None else ESTIMATING
+    if high is not None and high < 1:
+        return "almost done"
+    if high is None or high >= 2 * low:
+        return ESTIMATING
+    if high <= 1.25 * low:
+        return f"about {rough_duration(low)} left"
+    return f"{rough_duration(low)} to {rough_duration(high)} left"
 
 
 def find_goal(spec: RunSpec) -> Goal | None:

@@ -12,6 +12,7 @@ from mlbench_cli.model.run import JsonObject
 from mlbench_cli.results.analysis.numbers import SECONDS, format_value, unit_of
 from mlbench_cli.results.analysis.stats import EstimateDocument
 from mlbench_cli.results.figures.svg import render_ratio
+from mlbench_cli.runs.progress import ESTIMATING, format_eta
 from mlbench_cli.runs.snapshot import group_conditions
 from mlbench_cli.util.text import counted, rough_duration
 
@@ -23,7 +24,6 @@ TONES = {
 }
 _FIGURES = {"run": "whole run", "seconds": "time to goal or end", "training": "training alone"}
 MAX_METRICS = 2  # in the row of a run without a goal
-_SURE = 2.0  # an estimate of the time left is shown if its bounds differ by less than this factor
 
 
 def add_filters(environment: Environment) -> None:
@@ -92,12 +92,9 @@ def progress_words(run: JsonObject) -> str:
 
 
 def eta_words(run: JsonObject) -> str:
-    """ "about 4 min left", or "no estimate yet" if the bounds of the estimate are far apart."""
+    """ "about 4 min left", or "estimating time left" as long as that is not known well enough."""
     progress = run.get("progress") or {}
-    eta, high = progress.get("eta"), progress.get("eta_high")
-    if not eta or (high and high > _SURE * eta):
-        return "no estimate yet"
-    return f"about {format_value(float(f'{eta:.1g}'), SECONDS)} left"
+    return format_eta(progress.get("eta"), progress.get("eta_high")) or ESTIMATING
 
 
 def live_words(run: JsonObject) -> JsonObject:

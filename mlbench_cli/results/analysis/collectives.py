@@ -19,7 +19,7 @@ from mlbench_cli.errors import DamagedArchive, UsageError
 from mlbench_cli.results.analysis.comparability import ComparisonKey, describe, key_of
 from mlbench_cli.results.archive.files import Archive
 from mlbench_cli.util.csv_text import read_table
-from mlbench_cli.util.text import shorten
+from mlbench_cli.util.text import counted, shorten
 
 _ROWS = re.compile(r"output/(?:[^/]+/)?results/collectives\.json")
 _DATA = Path(__file__).with_name("published_allreduce.csv")
@@ -164,7 +164,7 @@ def _facts(archive: Archive, ranks: int) -> dict[str, str]:
     each = spec["processes_per_worker"]
     return {
         "backend": str(spec["backend"]),
-        "ranks": f"{ranks} rank{'s' if ranks > 1 else ''}",
+        "ranks": counted(ranks, "rank"),
         "device": str(spec["device"]),
         "processes": f"{each} per worker" if each > 1 else "",
         "cpus": f"{spec['cpus']:g} CPUs" if spec.get("cpus") else "",

@@ -19,6 +19,7 @@ from msgspec import Struct
 
 from mlbench_cli.errors import NotFoundError, UsageError, did_you_mean
 from mlbench_cli.util.csv_text import read_table
+from mlbench_cli.util.text import counted
 
 SURVEY = "survey-2020"
 TABLES = (SURVEY,)
@@ -249,7 +250,7 @@ def published_phases(task: str) -> Iterator[tuple[str, list[dict[str, Any]]]]:
             spent = phases["communication"]
             phases["all else"] = {k: total - spent[k] for k, total in metrics["seconds"].items() if k in spent}
         rows: list[dict[str, Any]] = [
-            {"series": name, "x": f"{k} worker{'s' if k > 1 else ''}", "y": seconds}
+            {"series": name, "x": counted(k, "worker"), "y": seconds}
             for name, points in phases.items()
             for k, seconds in sorted(points.items())
         ]

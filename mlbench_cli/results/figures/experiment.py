@@ -24,6 +24,7 @@ from mlbench_cli.results.figures.chart import PUBLISHED, Axis, Chart, Kind, guid
 from mlbench_cli.results.figures.files import Sheet, write_sheets
 from mlbench_cli.util.csv_text import format_csv
 from mlbench_cli.util.front import find_front
+from mlbench_cli.util.text import counted
 
 PANEL, NETWORK = "task", "network"
 
@@ -44,7 +45,7 @@ def setting_names(rows: Iterable[Row]) -> list[str]:
 def to_markdown(title: str, rows: Sequence[Row]) -> str:
     """A table: settings, then for each number of workers mean and interval, speedup and efficiency."""
     names, counts = setting_names(rows), worker_counts(rows)
-    head = [*names, "unit", *(f"{count} worker{'s' if count > 1 else ''}" for count in counts)]
+    head = [*names, "unit", *(counted(count, "worker") for count in counts)]
     several = [count for count in counts if count > 1]
     has_speedup = any(row.speedup(count) is not None for row in rows for count in several)
     if has_speedup:

@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from mlbench_cli.commands._report import describe, format_eta
+from mlbench_cli.commands._report import describe
 from mlbench_cli.errors import NotFoundError
 from mlbench_cli.model.goals import Goal
 from mlbench_cli.model.run import Ending, Observation, Run, WorkerState
 from mlbench_cli.model.spec import RunSpec
-from mlbench_cli.runs.progress import Progress, ProgressReader, ProgressTracker, find_goal
+from mlbench_cli.runs.progress import Progress, ProgressReader, ProgressTracker, find_goal, format_eta
 from task_images.contract import format_event
 from tests.fakes.engine import FakeEngine
 

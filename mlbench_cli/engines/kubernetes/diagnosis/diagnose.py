@@ -15,7 +15,7 @@ from mlbench_cli.engines.kubernetes.diagnosis.pending import held_up, list_unsch
 from mlbench_cli.engines.kubernetes.diagnosis.scheduling import unschedulable
 from mlbench_cli.engines.kubernetes.workers import NodeEnd, Pod, by_worker, failure_of
 from mlbench_cli.model.run import Finding, WorkerState
-from mlbench_cli.util.text import shorten_line
+from mlbench_cli.util.text import counted, shorten_line
 
 LISTED = 100  # workers that evidence names at most
 
@@ -87,5 +87,5 @@ def _together(group: Sequence[tuple[int, Finding]]) -> Finding:
     if len(group) == 1:
         return finding
     evidence: dict[str, Any] = {**finding.evidence, "workers": [worker for worker, _ in group][:LISTED]}
-    others = f"{len(group) - 1} other worker{'s' if len(group) > 2 else ''}"
+    others = counted(len(group) - 1, "other worker")
     return replace(finding, summary=f"{finding.summary} (Also {others}.)", evidence=evidence)
