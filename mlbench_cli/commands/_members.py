@@ -78,10 +78,7 @@ def _submit(opened: OpenExperiment, run: RunHandle) -> None:
     try:
         opened.start_run(run)
     except MlbenchError:
-        console.note(
-            f"{run.name} and its partial results are kept. Repeat the command to try again, or run "
-            f"mlbench delete {run.name}."
-        )
+        console.note(f"Repeat the command to try again, or discard the run: mlbench delete {run.name}")
         raise
 
 

@@ -71,10 +71,10 @@ class KubernetesEngine:
 
     def submit(self, run: Run, submission: Submission) -> None:
         """Create the objects and release the Job; after an interruption, only what is missing."""
-        _write_manifests(run, submission)
         with self._access.client() as api:
             check_version(api)
             submit(api, submission.documents, {ID_ANNOTATION: run.id, CREATED_ANNOTATION: run.created})
+        _write_manifests(run, submission)  # their presence says that the cluster had the run
 
     def resume(self, run: Run) -> None:
         """Release the run's Job if its client died before doing so; make its head again if somebody has deleted it."""

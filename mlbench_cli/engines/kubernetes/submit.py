@@ -6,6 +6,7 @@ then the Job is released. Repeating the steps finds what exists and continues.
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from mlbench_cli.engines.kubernetes.ending import is_stopped, is_unreleased
@@ -18,7 +19,7 @@ from mlbench_cli.engines.kubernetes.manifests import (
 )
 from mlbench_cli.engines.kubernetes.pods import HEAD, RUN_LABEL
 from mlbench_cli.errors import UsageError
-from mlbench_cli.kube.api import Api, ApiError, ObjectNotFound, RequestRejected
+from mlbench_cli.kube.api import AccessDenied, Api, ApiError, ObjectNotFound, QuotaExceeded, RequestRejected
 from mlbench_cli.kube.objects import collection_path, object_path
 from mlbench_cli.model.run import Run
 
@@ -35,10 +36,16 @@ def submit(api: Api, documents: Sequence[Object], annotations: Mapping[str, str]
     """Create or adopt the Job and all else, and release it. Returns the Job.
 
     `annotations` are added to the Job's. Raises UsageError if objects of another run have these names, ApiError if the
-    cluster refuses.
+    cluster refuses. Whatever was created is deleted again if the cluster refuses the rest.
     """
-    main = _annotate(documents[0], annotations or {})
-    return complete(api, _create_job(api, main), documents)
+    job = _create_job(api, _annotate(documents[0], annotations or {}))
+    try:
+        return complete(api, job, documents)
+    except (AccessDenied, QuotaExceeded, UsageError):
+        metadata = job["metadata"]
+        with suppress(ApiError):  # a suspended Job never expires, and counts toward the namespace's quota
+            api.delete(object_path("Job", metadata["namespace"], metadata["name"]), uid=metadata["uid"])
+        raise
 
 
 class NameTaken(ObjectNotFound):

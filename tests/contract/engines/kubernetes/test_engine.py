@@ -118,7 +118,7 @@ def test_a_client_that_dies_between_two_steps(server: KubeApi, tmp_path: Path, s
     requests = [*(f"POST .*{kind}" for kind in kinds), "PATCH .*jobs"]
     if step == 4:  # the second POST of a Job is the head's
         server.faults.append(Fault("POST .*jobs", times=1))
-    server.faults.append(Fault(requests[step], times=1000, status=403))
+    server.faults.append(Fault(requests[step], times=1000, status=500))
     with pytest.raises(ApiError):
         submit(server, run)
     assert len(server.objects) == step
@@ -132,8 +132,27 @@ def test_a_client_that_dies_between_two_steps(server: KubeApi, tmp_path: Path, s
     assert server.objects == before
 
 
+OVER_QUOTA = 'jobs.batch "r-2" is forbidden: exceeded quota: q, requested: count/jobs.batch=1, used: count/jobs.batch=4'
+
+
+@pytest.mark.parametrize("first", [0, 1], ids=["the workers' Job", "the head's Job"])
+@pytest.mark.parametrize("message", [OVER_QUOTA, 'admission webhook "x" denied the request: no', "no such right"])
+def test_a_refused_run_leaves_nothing_in_the_cluster_and_was_never_started(
+    server: KubeApi, tmp_path: Path, first: int, message: str
+) -> None:
+    run = a_run(tmp_path)
+    server.faults += [Fault("POST .*jobs")] * first + [Fault("POST .*jobs", status=403, message=message)]
+    with pytest.raises(ApiError, match=message.partition(":")[2] or message):
+        submit(server, run)
+    assert not server.objects  # a suspended Job would count toward the quota, and never expire
+    seen = look(server, run)
+    assert (seen.ended, seen.findings[-1].code) == ("never_started", "not_started")
+    submit(server, run)
+    assert set(server.objects) == set(zip(KINDS, NAMES, strict=True))
+
+
 def test_whoever_follows_a_half_submitted_run_completes_it(server: KubeApi, tmp_path: Path) -> None:
-    server.faults.append(Fault("POST .*services", times=1000, status=403))
+    server.faults.append(Fault("POST .*services", times=1000, status=500))
     with pytest.raises(ApiError):
         submit(server, a_run(tmp_path / "a"))
     server.faults.clear()
@@ -291,7 +310,7 @@ def test_the_head_of_a_run_in_a_queue_is_not_below_it(server: KubeApi, tmp_path:
     """Also if the client dies before it has set the head free, and Kueue suspends it."""
     run = a_run(tmp_path, kubernetes=KubernetesOptions(queue="batch"))
     if death:
-        server.faults.append(Fault("PATCH .*jobs/r-2-head", times=1000, status=403))
+        server.faults.append(Fault("PATCH .*jobs/r-2-head", times=1000, status=500))
         with pytest.raises(ApiError):
             submit(server, run)
         server.faults.clear()
