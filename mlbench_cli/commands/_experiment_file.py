@@ -1,6 +1,5 @@
 """`mlbench run -f` of a file with `runs`: its experiment, followed run by run, then its table and figures."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from mlbench_cli.results.figures.experiment import draw_experiment, to_csv, to_d
 from mlbench_cli.runs.launch import local_machine
 from mlbench_cli.runs.matrix import MAX_CONFIRMED, MAX_MEMBERS
 from mlbench_cli.util.files import write_atomically
+from mlbench_cli.util.json_text import format_parsed
 
 TABLES = "tables"  # folder of the data folder, for tables and figures by the name of their file
 
@@ -121,7 +121,7 @@ def _write_report(experiment: ExperimentHandle, rows: Sequence[Row], folder: Pat
     }
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(folder / "table.json", (json.dumps(document, indent=1) + "\n").encode())
+        write_atomically(folder / "table.json", format_parsed(document))
         write_atomically(folder / "table.csv", to_csv(rows).encode())
         write_atomically(folder / "table.md", to_markdown(title, rows).encode())
     except OSError as error:

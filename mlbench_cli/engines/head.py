@@ -6,7 +6,6 @@ may continue. Logs are copied by offset, so two clients write the same bytes. Th
 folder: local/engine.py.
 """
 
-import json
 import os
 import threading
 import time
@@ -23,6 +22,7 @@ from mlbench_cli.errors import MlbenchError
 from mlbench_cli.model.run import Finding, Run
 from mlbench_cli.storage.run_folder import RunFolder
 from mlbench_cli.util.files import size_of, write_at, write_atomically
+from mlbench_cli.util.json_text import format_document
 
 QUIET_SECONDS = 12.0  # of a head that is asked what is new, which takes it some milliseconds; the user is told then
 EXTRA_LOG_BYTES = 1 << 16  # of the end of each
@@ -196,8 +196,7 @@ class RemoteHead:
             for number, report in sorted(snapshot.nodes.items())
             if report.state is not None
         ]
-        document = {"schema_version": 1, "nodes": nodes}
-        write_atomically(self.run.manifests / "placement.json", (json.dumps(document, indent=1) + "\n").encode())
+        write_atomically(self.run.manifests / "placement.json", format_document({"nodes": nodes}))
 
 
 def _explain_losses(snapshot: Snapshot) -> list[Finding]:

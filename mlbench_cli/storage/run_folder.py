@@ -7,7 +7,6 @@ SHA256SUMS.sig                                                          signatur
 .state/                                                                 not part of the archive
 """
 
-import json
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -21,6 +20,7 @@ from mlbench_cli.agent.processes import try_lock
 from mlbench_cli.errors import DeadlineError
 from mlbench_cli.model.run import Observation, Run
 from mlbench_cli.util.files import read_object, write_atomically
+from mlbench_cli.util.json_text import format_document
 
 RUN = "run.json"
 OBSERVATION = "observation.json"
@@ -82,8 +82,7 @@ class RunFolder(Struct, frozen=True):
 
     def write_observation(self, observation: Observation) -> None:
         """Store how the run ended: its objects may soon be deleted from the cluster."""
-        document = {"schema_version": 1, **observation.to_dict()}
-        self.write(OBSERVATION, (json.dumps(document, indent=2) + "\n").encode())
+        self.write(OBSERVATION, format_document(observation.to_dict()))
 
     def read_observation(self) -> Observation | None:
         """The stored observation; None if it is missing or unreadable."""

@@ -24,6 +24,7 @@ from mlbench_cli.model.run import Ending, Observation, Run
 from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.storage.run_folder import RunFolder
 from mlbench_cli.util.files import remove_folder, write_atomically
+from mlbench_cli.util.json_text import format_parsed
 
 CANCEL_SECONDS = 8.0  # time for agents to see a cancellation and stop their ranks
 MAX_PARALLEL = 32
@@ -114,7 +115,7 @@ class MachinesEngine(ABC):
             if "script" in document:
                 write_atomically(folder / "job.sh", str(document["script"]).encode())
             else:
-                write_atomically(folder / "plan.json", (json.dumps(document, indent=1, sort_keys=True) + "\n").encode())
+                write_atomically(folder / "plan.json", format_parsed(document))
 
     def cancel(self, run: Run) -> None:
         """Let the agents stop their ranks and pack results; then kill leftovers."""
