@@ -230,8 +230,15 @@ def name_parameters(command: str, parameters: Mapping[str, Any]) -> str:
     names.pop("", None)
     if not names:
         return command
-    values = "|".join(map(re.escape, sorted(names, key=len, reverse=True)))
-    pattern = re.compile(rf"(?:(?P<option>[A-Za-z][\w-]*)[ =])?(?<![\w.])(?P<value>{values})(?!\w|\.\d)")
+    longest_first = sorted(names, key=len, reverse=True)
+    # A number is a word, so that 1 is not in resnet_1 or 0.1; any other text may be a part of one: conf_{size}.yaml.
+    values = "|".join(
+        rf"(?<![\w.]){re.escape(text)}(?!\w|\.\d)"
+        if _NUMBER.fullmatch(text)
+        else rf"(?<![^\W_]){re.escape(text)}(?![^\W_])"
+        for text in longest_first
+    )
+    pattern = re.compile(rf"(?:(?P<option>[A-Za-z][\w-]*)[ =])?(?P<value>{values})")
 
     def find_own(match: re.Match[str]) -> str | None:
         option = (match["option"] or "").replace("-", "_")

@@ -221,9 +221,10 @@ def test_values_in_different_units_are_not_compared(capsys: Captured) -> None:
         ("echo --epochs 1 --num-layers {layers}", "set.layers", [1, 2], "The values of layers differ: 1 and 2."),
         ("echo --lr {lr} --out run-{lr}", "set.lr", ["1e-3", ".5e0"], "The values of lr differ: 0.001 and .5e0."),
         ("echo --decay={wd} x", "set.wd", ["1E-4", "1.0"], "The values of wd differ: 0.0001 and 1.0."),
+        ("echo conf_{size}.yaml", "set.size", ["s", "xl"], "The values of size differ: s and xl."),
         ("echo --compile {jit}", "set.jit", [True, False], "The values of jit differ: true and false."),
     ],
-    ids=["constant", "exponent", "capital", "switch"],
+    ids=["constant", "exponent", "capital", "part", "switch"],
 )
 def test_points_of_a_matrix_are_runs_of_one_command(
     capsys: Captured, command: str, axis: str, values: list[Any], words: str
