@@ -238,7 +238,7 @@ def name_parameters(command: str, parameters: Mapping[str, Any]) -> str:
         else rf"(?<![^\W_]){re.escape(text)}(?![^\W_])"
         for text in longest_first
     )
-    pattern = re.compile(rf"(?:(?P<option>[A-Za-z][\w-]*)[ =])?(?P<value>{values})")
+    pattern = re.compile(rf"(?:(?<![\w-])-*(?P<option>[A-Za-z][\w-]*)[ =])?(?P<value>{values})")
 
     def find_own(match: re.Match[str]) -> str | None:
         option = (match["option"] or "").replace("-", "_")

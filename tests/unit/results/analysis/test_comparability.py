@@ -137,6 +137,15 @@ def test_commands_that_differ_behind_the_eightieth_character_are_kept_apart(seal
     assert _key_with(sealed, base) != _key_with(sealed, other)
 
 
+@pytest.mark.timeout(60)
+def test_a_long_word_of_a_command_is_read_once(sealed: Path) -> None:
+    """And not again from each of its letters, which took minutes."""
+    archive = Archive.open(sealed)
+    for word in ("a", "-", "a-", "1.", "a="):
+        archive.run["spec"] |= {"argv": [word * 200_000], "parameters": {"x": "value"}}
+        assert key_of(archive).differences(key_of(Archive.open(sealed)))
+
+
 @pytest.mark.parametrize("changes", [{"density": "0.02"}, {"delay": "0.002,1e-9"}, {"servers": "2"}])
 def test_a_method_is_named_with_the_axes_that_were_changed(sealed: Path, changes: dict[str, str]) -> None:
     name = "bsp-ps" if "servers" in changes else "eftopk"
