@@ -61,7 +61,7 @@ def figures(archive: Archive) -> dict[str, Figure]:
     }
     goal = archive.result["goal"]
     reported = {
-        name: Figure(_bound(value), summary.unit, summary.higher_is_better, is_metric=True)
+        name: Figure(value, summary.unit, summary.higher_is_better, is_metric=True)
         for metric, summary in program_metrics(archive).items()
         for name, value in summary.figures(
             f"reported {metric}" if metric in own and not (goal and metric == goal["metric"]) else metric

@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from mlbench_cli.model.goals import BEST, MAX_METRICS, MEAN, Goal
 from mlbench_cli.results.analysis.numbers import unit_of
+from mlbench_cli.results.analysis.stats import MAX_FIGURE
 from mlbench_cli.util.text import one_line
 
 MAX_UNIT = 20  # characters
@@ -73,13 +74,17 @@ class MetricSummary(Struct, frozen=True):
         return {"last": self.last, "best": self.best, "mean": self.mean, "count": self.count, "unit": self.unit}
 
     def figures(self, name: str) -> Iterator[tuple[str, float]]:
-        """The finite ones, by their names, for the metric `name`."""
-        if not isinstance(self.last, str):
-            yield name, self.last
-        if self.best is not None:
-            yield name + BEST, self.best
-        if self.mean is not None:
-            yield name + MEAN, self.mean
+        """The finite ones up to MAX_FIGURE, by their names, for the metric `name`."""
+        for end, value in (("", self.last), (BEST, self.best), (MEAN, self.mean)):
+            if value is not None and not isinstance(value, str) and abs(value) <= MAX_FIGURE:
+                yield name + end, value
+
+    @property
+    def diverged(self) -> str:
+        """The last value if it is no figure: "nan", "inf", "above 1e+100"; else empty."""
+        if isinstance(self.last, str) or abs(self.last) <= MAX_FIGURE:
+            return self.last if isinstance(self.last, str) else ""
+        return f"above {MAX_FIGURE:g}" if self.last > 0 else f"below {-MAX_FIGURE:g}"
 
 
 class MetricTally:

@@ -56,7 +56,7 @@ from task_images.contract import ALL_CATEGORIES
 class Measurement(Struct, frozen=True):
     """One run: its numbers (figures.py), and what it may be compared with. `title` names the task, or the experiment
     and the command; `metric` is the goal's, empty without a goal; `summary` says how the run ended;
-    `diverged` has the metrics whose last value is "nan", "inf" or "-inf"."""
+    `diverged` has the metrics whose last value is "nan", "above 1e+100" or the like."""
 
     name: str
     source: str
@@ -382,7 +382,7 @@ def measure(archive: Archive) -> Measurement:
         metric=str(result["goal"]["metric"]) if result["goal"] else "",
         title=title_of(archive),
         summary=str(result["summary"]),
-        diverged={name: found.last for name, found in program_metrics(archive).items() if isinstance(found.last, str)},
+        diverged={name: found.diverged for name, found in program_metrics(archive).items() if found.diverged},
     )
 
 

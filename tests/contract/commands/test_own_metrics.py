@@ -189,6 +189,9 @@ def test_a_gate_fails_on_a_metric_that_diverged(capsys: Captured) -> None:
     assert (
         answer(capsys, "gate", "once", "--baseline", "good", *gate[:2], "--check", "seconds=100")["verdict"] == "passed"
     )
+    report("huge", ("loss", 1e300))
+    [check] = answer(capsys, "gate", "huge", "--baseline", "good", *gate, code=7)["checks"]
+    assert check["reason"].startswith("loss: above 1e+100 in 3 of 3 runs.")
     [check] = answer(capsys, "gate", "good", "--baseline", "once", *gate, code=9)["checks"]
     assert check["reason"].startswith("loss of the baseline: nan in 1 of 3 runs.")
     assert run(["compare", "good", "once"]) == 0
