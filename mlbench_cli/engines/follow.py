@@ -10,7 +10,6 @@ from msgspec.structs import replace
 
 from mlbench_cli.config.settings import unreachable_timeout
 from mlbench_cli.engines.base import Cursor, Engine, LogLine
-from mlbench_cli.engines.observe import Snapshot, observe
 from mlbench_cli.errors import CredentialError, MlbenchError, NotFoundError, RemoteError, UnreachableError
 from mlbench_cli.model.run import Finding, Observation, Run
 from mlbench_cli.storage.run_folder import RunFolder
@@ -112,7 +111,7 @@ def watch(engine: Engine, run: Run) -> Generator[Observation, None, None]:
             silence.end()
         except MlbenchError as error:
             silence.tolerate(error, begun)
-            observation = silence.observe(last or observe(run.spec, (), Snapshot(time.time(), {}), lambda rank: []))
+            observation = silence.observe(last or Observation.of_waiting(time.time(), run.spec))
         last = observation
         yield observation
         if observation.ended:

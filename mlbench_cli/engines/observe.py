@@ -173,7 +173,7 @@ def explain_absence(run: Run, seen: Observation, what: str) -> Observation:
         gone = Finding("run_gone", f"{what}: it was deleted, or has expired.")
         return replace(seen, ended=Ending.LOST, findings=(*seen.findings, gone))
     words = f"{what}: it was not submitted, or has been deleted."
-    finding = Finding("not_submitted", words, hint="Start it again.", retryable=True)
+    finding = Finding("not_started", words, hint="Start it again.", retryable=True)
     return replace(seen, ended=Ending.NEVER_STARTED, findings=(finding,))
 
 

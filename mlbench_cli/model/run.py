@@ -201,6 +201,20 @@ class Observation(Struct, frozen=True, forbid_unknown_fields=True):
     seconds: float | None = None
     clocks: tuple[NodeClock, ...] = ()
 
+    @classmethod
+    def of_waiting(
+        cls,
+        time: float,
+        spec: RunSpec,
+        reason: str | None = None,
+        *,
+        findings: tuple[Finding, ...] = (),
+        ended: Ending | None = None,
+    ) -> "Observation":
+        """The observation of a run whose workers have not begun, each for this `reason`."""
+        workers = tuple(WorkerState(rank, reason=reason) for rank in range(spec.process_count))
+        return cls(time, workers, findings, ended)
+
     @property
     def is_absent(self) -> bool:
         """Whether its cluster has nothing of the run, which may also be about to be submitted."""

@@ -26,7 +26,7 @@ from msgspec import Struct
 
 from mlbench_cli.agent.processes import is_alive, is_lock_held, process_note, signal_process, try_lock
 from mlbench_cli.errors import DeadlineError, Interrupted, MlbenchError, Terminated, UsageError
-from mlbench_cli.model.run import Experiment, Finding, Observation, RunRow, RunState, WorkerState
+from mlbench_cli.model.run import Experiment, Finding, Observation, RunRow, RunState
 from mlbench_cli.storage.store import Store
 from mlbench_cli.util.files import read_end, read_object, write_atomically
 from mlbench_cli.util.times import now
@@ -139,14 +139,13 @@ def queued_observation(row: RunRow) -> Observation:
     folder = QueueFolder.of(row.run.folder.parents[1], row.queue.id)
     is_waiting = folder.is_held() is not False
     reason = "waiting for the runs before it" if is_waiting else None
-    workers = tuple(WorkerState(rank, reason=reason) for rank in range(row.run.spec.process_count))
     ended = Finding(
         QUEUE_ENDED,
         f'{row.run.name} has not been started: the queue of the experiment "{row.queue.name}" ended; '
         f"{folder.explain_end()}.",
         hint=f"To resume: mlbench run {row.queue.name}",
     )
-    return Observation(time.time(), workers, () if is_waiting else (ended,))
+    return Observation.of_waiting(time.time(), row.run.spec, reason, findings=() if is_waiting else (ended,))
 
 
 # --- holding it ------------------------------------------------------------------------------------------------------

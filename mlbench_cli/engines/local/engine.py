@@ -34,13 +34,13 @@ from mlbench_cli.agent.processes import (
     try_lock,
 )
 from mlbench_cli.engines.base import Fetched, Submission, refuse_running
-from mlbench_cli.engines.diagnosis import diagnose, read_last_lines
-from mlbench_cli.engines.observe import NodeReport, Snapshot, check_state, damaged, node_name, observe
+from mlbench_cli.engines.diagnosis import read_last_lines
+from mlbench_cli.engines.observe import NodeReport, Snapshot, check_state, damaged, explain_absence, node_name, observe
 from mlbench_cli.engines.plan import contract_environment, plan_rank, plan_ranks
 from mlbench_cli.errors import CapacityError, DamagedRun, DeadlineError, UsageError
 from mlbench_cli.isolation import isolated_command, protected_path
 from mlbench_cli.model.network import NOT_AS_ASKED_HINT, worker_address
-from mlbench_cli.model.run import Ending, Finding, Observation, Run, WorkerState
+from mlbench_cli.model.run import Ending, Finding, Observation, Run
 from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.storage.run_folder import OBSERVATION, RunFolder
 from mlbench_cli.util.files import read_object, remove_folder
@@ -251,11 +251,11 @@ class LocalEngine:
         snapshot = self.head(run).read()
         if snapshot.nodes[0].state is None:
             if _is_starting(run):
-                return Observation(time.time(), _waiting_workers(run, "waiting for the runs before it"))
+                return Observation.of_waiting(time.time(), run.spec, "waiting for the runs before it")
             snapshot = self.head(run).read()  # it may have begun, and even ended, since it was read
         report = snapshot.nodes[0]
         if report.state is None:
-            return _observe_never_started(run)
+            return explain_absence(run, Observation.of_waiting(time.time(), run.spec), "The run has no agent")
         seen = observe(run.spec, (), snapshot, lambda rank: read_last_lines(RunFolder(run.folder).log(rank)))
         if seen.ended is not None:
             self._reap()
@@ -505,16 +505,6 @@ def _is_starting(run: Run) -> bool:
     return is_lock_held(run.folder / LOCK, read_object(run.folder / LOCK)) is not False
 
 
-def _waiting_workers(run: Run, reason: str | None = None) -> tuple[WorkerState, ...]:
-    return tuple(WorkerState(rank, reason=reason) for rank in range(run.spec.process_count))
-
-
-def _observe_never_started(run: Run) -> Observation:
-    state = {"name": run.name, "ended": Ending.NEVER_STARTED}
-    findings = diagnose(state, lambda rank: [], timeout=run.spec.timeout)
-    return Observation(time.time(), _waiting_workers(run), findings, Ending.NEVER_STARTED)
-
-
 def _cancel_before_start(run: Run) -> bool:
     """Record that a run without a state is canceled, so that nobody starts it; False if it has a state by now."""
     folder = RunFolder(run.folder)
@@ -522,5 +512,5 @@ def _cancel_before_start(run: Run) -> bool:
         if read_state(run) is not None:
             return False
         if folder.read_observation() is None:
-            folder.write_observation(Observation(time.time(), _waiting_workers(run), (), Ending.CANCELED))
+            folder.write_observation(Observation.of_waiting(time.time(), run.spec, ended=Ending.CANCELED))
         return True

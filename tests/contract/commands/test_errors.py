@@ -155,6 +155,15 @@ def test_a_store_that_cannot_be_written(home: Path, monkeypatch: pytest.MonkeyPa
     assert not Path("~nobody-of-this-name").exists()
 
 
+def test_folders_of_runs_that_cannot_be_made_are_told_and_leave_no_experiment(home: Path, capsys: Captured) -> None:
+    (home / "runs").symlink_to("/proc/sys")
+    assert run(["run", "x", "1", "--command", "true", "--yes"]) == 2
+    error = capsys.readouterr().err
+    assert "cannot be recorded" in error
+    assert "MLBENCH_HOME" in error
+    assert Store(home).find_experiment("x") is None
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_store_without_permission(home: Path, capsys: Captured) -> None:
     home.chmod(0o500)
