@@ -359,9 +359,10 @@ def _find_reason(
             return Verdict.CANNOT_TELL, "The baseline has no other runs than these."
         return Verdict.CANNOT_TELL, f"The baseline has no run of this task with {counted(workers, 'worker')}."
     first = min(differences, key=len)
-    accept = f" Accept it with --across {first[0].word}." if first and first[0].word else ""
-    reason = f"{first[0].phrase}{accept}" if first else "They did not succeed."
-    return Verdict.CANNOT_TELL, f"No run of the baseline has equal conditions. {reason}"
+    if not first:
+        return Verdict.CANNOT_TELL, "No run of the baseline with equal conditions succeeded."
+    accept = f" Accept it with --across {first[0].word}." if first[0].word else ""
+    return Verdict.CANNOT_TELL, f"No run of the baseline has equal conditions. {first[0].phrase}{accept}"
 
 
 def overall(checks: Sequence[Check]) -> Verdict:

@@ -51,6 +51,15 @@ def test_a_direction_is_for_metrics_that_have_none_by_name(tmp_path: Path, capsy
     assert "lower is better" in capsys.readouterr().err
 
 
+def test_a_baseline_whose_runs_all_failed_is_said_to_be_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for index in range(3):
+        sealed_run(tmp_path / "old" / f"{index}", "goal_missed", workers=1, name=f"x-1-r{index}")
+    new = write_archives(tmp_path / "new", GOOD)
+    assert run(["gate", *new, "--baseline", str(tmp_path / "old"), "-o", "json"]) == 9
+    (check,) = json.loads(capsys.readouterr().out)["checks"]
+    assert check["reason"] == "No run of the baseline with equal conditions succeeded."
+
+
 def test_what_cannot_be_decided_can_be_allowed(tmp_path: Path) -> None:
     write_archives(tmp_path / "old", GOOD)
     new = write_archives(tmp_path / "new", (11.0, 13.5, 10.2))
