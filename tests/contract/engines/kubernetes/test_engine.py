@@ -146,7 +146,7 @@ def test_a_refused_run_leaves_nothing_in_the_cluster_and_was_never_started(
         submit(server, run)
     assert not server.objects  # a suspended Job would count toward the quota, and never expire
     seen = look(server, run)
-    assert (seen.ended, seen.findings[-1].code) == ("never_started", "not_started")
+    assert (seen.ended, seen.findings[-1].code) == ("never_started", "not_submitted")
     submit(server, run)
     assert set(server.objects) == set(zip(KINDS, NAMES, strict=True))
 
