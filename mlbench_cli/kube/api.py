@@ -49,6 +49,7 @@ KUBELET = re.compile(r"error dialing backend|:10250\b|No agent available|error t
 # Of admission plugins and webhooks; what a user lacks a right for begins with the user's name.
 POLICY = re.compile(r"is forbidden: (?!User\b)|denied (?:the )?request")
 ANONYMOUS = 'User "system:anonymous"'  # of a request without a login
+NAMESPACED = re.compile(r"/namespaces/([^/?]+)/")
 INSIDE = re.compile(r"HTTPS?Connection(Pool)?\(host=[^)]*\): ")  # objects of urllib3 in its messages
 VERSION_SECONDS = 5.0
 CLOCK_SECONDS = 5.0
@@ -158,12 +159,12 @@ class Api:
         """GET an object or a list. Raises ApiError or a subclass."""
         return self.request("GET", path, params=params)
 
-    def create(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    def create(self, path: str, body: Mapping[str, Any], **params: Any) -> dict[str, Any]:
         """POST an object and return it as created by the server.
 
         Raises ApiError or a subclass.
         """
-        return self.request("POST", path, body=body)
+        return self.request("POST", path, params=params, body=body)
 
     def patch(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """Merge `body` into the object."""
@@ -384,17 +385,19 @@ def error_of(status: int, content: bytes | str, request: str, retry_after: float
     except (ValueError, KeyError, TypeError, AttributeError):
         message, reason = " ".join(text.split())[:300], ""
     words = f'The cluster refused {request}: "{message}" ({status}{f" {reason}" if reason else ""}).'
+    namespace = NAMESPACED.search(request)
+    where = f" -n {namespace[1]}" if namespace else ""
     if status == 401 or ANONYMOUS in message:
         return AccessDenied(words, status=status, reason=reason, hint="Log in to the cluster again.")
     if status == 403 and "exceeded quota" in message:
-        return QuotaExceeded(words, status=status, reason=reason, hint="kubectl describe resourcequota")
+        hint = f"kubectl describe resourcequota{where}   (mlbench delete NAME frees what ended runs still hold)"
+        return QuotaExceeded(words, status=status, reason=reason, hint=hint)
     if status in (400, 403, 422) and is_policy(message):
         hint = "Whoever asks, a policy of the cluster forbids it. Ask its administrator, or use another namespace."
         return AccessDenied(words, status=status, reason=reason, hint=hint)
     if status == 403:
-        return AccessDenied(
-            words, status=status, reason=reason, hint="mlbench doctor lists the rights that are needed."
-        )
+        hint = f"Ask for the Role that this prints: mlbench attach-cluster NAME{where} --role"
+        return AccessDenied(words, status=status, reason=reason, hint=hint)
     if status == 404:
         return ObjectNotFound(words, status=status, reason=reason)
     if status in (400, 409, 422):

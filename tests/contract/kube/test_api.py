@@ -96,7 +96,7 @@ def test_nobody_in_particular_is_told_to_log_in() -> None:
         (
             403,
             'jobs.batch is forbidden: User "me" cannot create resource "jobs" in API group "batch"',
-            "mlbench doctor",
+            "attach-cluster NAME -n team --role",
         ),
         (
             422,
@@ -108,7 +108,8 @@ def test_nobody_in_particular_is_told_to_log_in() -> None:
     ],
 )
 def test_a_policy_is_told_from_a_right_that_is_missing(status: int, words: str, hint: str) -> None:
-    error = error_of(status, json.dumps({"message": words, "reason": "Forbidden"}), "POST x")
+    request = "POST /apis/batch/v1/namespaces/team/jobs"
+    error = error_of(status, json.dumps({"message": words, "reason": "Forbidden"}), request)
     assert error.exit_code == 3
     assert hint in str(error.hint)
 
@@ -123,7 +124,9 @@ def test_a_used_up_quota_is_want_of_capacity() -> None:
     from mlbench_cli.kube.api import error_of
 
     words = '{"message": "pods \\"x\\" is forbidden: exceeded quota: q", "reason": "Forbidden"}'
-    assert isinstance(error_of(403, words, "POST x"), CapacityError)
+    error = error_of(403, words, "POST /api/v1/namespaces/team/pods")
+    assert isinstance(error, CapacityError)
+    assert "resourcequota -n team" in str(error.hint)
 
 
 def test_answers_that_are_no_json_are_quoted_in_part() -> None:
