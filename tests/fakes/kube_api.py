@@ -29,6 +29,7 @@ from typing import IO, Any
 from urllib.parse import parse_qs, urlsplit
 
 import yaml
+from kubernetes.client import V1PodSpec
 
 from mlbench_cli.kube.access import Access
 from mlbench_cli.kube.credentials import Token
@@ -346,6 +347,10 @@ class _Handler(BaseHTTPRequestHandler):
             if "dryRun" in self.query:
                 changed = {"suspend": True} if self.api.needs_queue else {}
                 return self._json(201, {**self.document, "spec": {**self.document["spec"], **changed}})
+            unknown = _unknown_fields(kind, self.document) if self.query.get("fieldValidation") == "Strict" else ()
+            if unknown:  # otherwise the server drops them, and says so in a header
+                message = f'{self.document["kind"]} in version "v1" cannot be handled: strict decoding error: '
+                return self._status(400, "BadRequest", message + ", ".join(f'unknown field "{it}"' for it in unknown))
             if (kind, name) in self.api.objects:
                 return self._status(409, "AlreadyExists", f'{kind} "{name}" already exists')
             return self._json(201, self.api.put(kind, self.document))
@@ -554,6 +559,15 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _status(self, code: int, reason: str, message: str) -> None:
         self._json(code, {"kind": "Status", "status": "Failure", "code": code, "reason": reason, "message": message})
+
+
+def _unknown_fields(kind: str, document: dict[str, Any]) -> list[str]:
+    """Fields of a Job's pod that Kubernetes does not have."""
+    if kind != "jobs":
+        return []
+    pod = document["spec"]["template"]["spec"]
+    known = V1PodSpec.attribute_map.values()
+    return [f"spec.template.spec.{name}" for name in pod if name not in known]
 
 
 def stamp(seconds: float | None = None) -> str:

@@ -135,7 +135,8 @@ def _create_job(api: Api, document: Object) -> dict[str, Any]:
     end = time.monotonic() + GOING_SECONDS
     while True:
         try:
-            return api.create(path, document)
+            # By default the server drops fields that it does not know, such as a misspelled one of --pod-patch.
+            return api.create(path, document, fieldValidation="Strict")
         except ObjectNotFound as error:
             if "namespaces" not in error.message:
                 raise
@@ -144,6 +145,7 @@ def _create_job(api: Api, document: Object) -> dict[str, Any]:
             ) from None
         except RequestRejected as error:
             if error.status != 409:
+                error.hint = "Check --pod-patch and the options of the run."
                 raise
         try:
             found = api.get(object_path(kind, namespace, name))

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from mlbench_cli.engines.kubernetes.manifests import manifests
 from mlbench_cli.errors import UsageError
@@ -11,7 +12,8 @@ from mlbench_cli.model.run import Cluster
 from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.runs.kubernetes_options import resolve_kubernetes
 from mlbench_cli.runs.request import Request
-from tests.contract.engines.kubernetes.test_engine import a_run
+from tests.contract.engines.kubernetes.test_engine import a_run, submit
+from tests.fakes.kube_api import KubeApi
 
 PATCH = """
 metadata:
@@ -82,6 +84,17 @@ def test_a_patch_puts_pods_on_the_network_of_their_nodes(tmp_path: Path) -> None
     assert job["spec"]["template"]["spec"]["hostNetwork"] is True
     (policy,) = [item for item in others if item["kind"] == "NetworkPolicy"]
     assert {"ports": [{"protocol": "TCP", "port": 29600}]} in policy["spec"]["ingress"]
+
+
+@pytest.mark.parametrize("text", ["spec: {container: [{name: main}]}", "spec: {template: {spec: {hostNetwork: true}}}"])
+def test_a_field_that_pods_do_not_have_is_refused_and_not_dropped(tmp_path: Path, text: str) -> None:
+    spec = patched(tmp_path, text)
+    with KubeApi() as server:
+        run = replace(a_run(tmp_path), spec=spec)
+        with pytest.raises(UsageError, match="unknown field") as caught:
+            submit(server, run)
+        assert "--pod-patch" in str(caught.value.hint)
+        assert not server.objects
 
 
 @pytest.mark.parametrize(
