@@ -1,5 +1,6 @@
 """The head of a run on Kubernetes: a pod of the run, read through an exec, and what the cluster says of the others."""
 
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -48,6 +49,7 @@ HEAD_SECONDS = 60.0  # when fetching, how long to wait for a head that is starti
 LOOK_SECONDS = 0.5
 LOG_BYTES = 1 << 28  # maximum size of a log read from the API server
 MAX_PARALLEL = 32
+UNSUITABLE_IMAGE = re.compile(r"no Python|exec format error")  # words of start.sh, and of the kernel
 
 
 class KubernetesHead(RemoteHead):
@@ -249,7 +251,9 @@ class KubernetesHead(RemoteHead):
             "results_lost",
             f"The head of the run has no output of worker {missing[0]}: {cause}.{others} Logs come from the API, and "
             "may lack their beginnings.",
-            hint="Run it again.",
+            hint="Use an image that is made for the nodes and has Python 3.9 or later."
+            if UNSUITABLE_IMAGE.search(cause)
+            else "Run it again.",
             evidence={"workers": list(missing), "head": [why_gone([pod]) for pod in heads]},
         )
 

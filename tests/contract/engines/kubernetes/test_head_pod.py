@@ -231,6 +231,7 @@ def test_an_image_without_python_runs_its_command_and_that_is_said(
     assert finished.outcome == "failed"
     (found,) = [finding for finding in finished.findings if finding.code == "results_lost"]
     assert "Python" in found.summary
+    assert "Python" in str(found.hint)
     assert (run.folder / "logs/rank-1.log").read_bytes() == b"1 of 2\n"
 
 
