@@ -15,6 +15,7 @@ from mlbench_cli.kube.objects import FINAL_PULL, PULL_REASONS, condition, is_tru
 from mlbench_cli.model.run import Finding
 from mlbench_cli.util.text import shorten_line
 
+QUIET_SECONDS = 30.0  # a pull that takes longer is told
 CREATING_SECONDS = 60.0  # a container that takes longer to create may be stuck
 PULLING_SECONDS = 180.0  # time for a registry that does not answer to recover
 
@@ -153,7 +154,7 @@ def _refusal(message: str) -> tuple[str, str]:
         )
     if re.search(r"(minimum|maximum) .* usage per|limit to request ratio|less than or equal to \w+ limit", message):
         return "admission_denied", "kubectl describe limitrange"
-    return "admission_denied", "A policy of the cluster forbids such pods. Ask its administrator."
+    return "admission_denied", "Change the pods with the options of the run or --pod-patch, or ask the administrator."
 
 
 def _container(facts: Facts, worker: int, pod: Pod) -> Finding | None:
@@ -183,7 +184,8 @@ def _container(facts: Facts, worker: int, pod: Pod) -> Finding | None:
         summary = f"The node {node} has not created the container of worker {worker}: {shorten_line(message) or word}"
         hint = f"Run it again on other nodes. kubectl describe node {node}"
         return replace(finding("container_not_created", summary, hint), retryable=True)
-    return _stuck(facts, worker, pod, word) if facts.age(pod) >= CREATING_SECONDS else None
+    stuck = _stuck(facts, worker, pod, word) if facts.age(pod) >= CREATING_SECONDS else None
+    return stuck or (_pulling(facts, worker, pod) if word == "ContainerCreating" else None)
 
 
 def _sidecar(worker: int, pod: Pod) -> Finding | None:
@@ -244,6 +246,20 @@ def _pull(facts: Facts, worker: int, pod: Pod, message: str) -> Finding:
         retryable=True,
         permanent=facts.age(pod) > PULLING_SECONDS,
         evidence=evidence(worker, pod, words),
+    )
+
+
+def _pulling(facts: Facts, worker: int, pod: Pod) -> Finding | None:
+    """The finding on an image that takes long: the kubelet has made all else that the container needs."""
+    if facts.age(pod) < QUIET_SECONDS or not is_true(condition(pod, "PodReadyToStartContainers")):
+        return None
+    node = pod.get("spec", {}).get("nodeName")
+    return Finding(
+        "image_pull",
+        f'The image "{facts.image}" is still being pulled by {node}.',
+        hint="A large image takes minutes: set a longer --start-timeout, or use a registry closer to the nodes.",
+        retryable=True,
+        evidence=evidence(worker, pod),
     )
 
 

@@ -40,6 +40,13 @@ _SUFFIXES = {"m": "0.001", "k": "1e3", "M": "1e6", "G": "1e9", "T": "1e12", "P":
 _MISSING_CLAIM = re.compile(r"persistentvolumeclaim (\"[^\"]+\") not found")
 # If there are enough nodes for one worker each, anti-affinity can only concern other runs' workers.
 _ANTI_AFFINITY = re.compile(r"anti-affinity")
+REQUEST_LESS = "request less (workers, --num-cpus, --memory, --gpus-per-worker)"
+CURES = (
+    (re.compile(r"Insufficient|Too many pods"), REQUEST_LESS),
+    (re.compile(r"selector|labels"), "check --node-selector (kubectl get nodes --show-labels)"),
+    (re.compile(r"taint"), "tolerate taints with --pod-patch"),
+    (re.compile(r"were unschedulable"), "uncordon nodes (kubectl uncordon NODE)"),
+)
 _PREEMPTION = re.compile(r"\s*(?:no new claims to deallocate, )?preemption: .*", re.DOTALL)
 
 
@@ -100,16 +107,22 @@ def unschedulable(facts: Facts, blocked: Sequence[tuple[int, Pod]]) -> list[Find
     reason = lacks or message or "the scheduler gave no reason"
     if word:
         reason += f"; the autoscaler adds no node ({words})"
-    hint = "Request less (workers, --num-cpus, --memory, --gpus-per-worker), or scale up the cluster."
     return [
         Finding(
             "unschedulable",
             f"{len(blocked)} of {workers} workers cannot be scheduled: {reason}",
-            hint=hint,
+            hint=_cures(reason),
             permanent=lacks is not None and not grows,
             evidence=evidence,
         )
     ]
+
+
+def _cures(reason: str) -> str:
+    """What helps against the reasons that the scheduler, or `_lacks`, gives."""
+    found = [cure for pattern, cure in CURES if pattern.search(reason)] or [REQUEST_LESS]
+    words = f"{', '.join(found)}, or scale up the cluster."
+    return words[0].upper() + words[1:]
 
 
 def _booking(facts: Facts, evidence: dict[str, object]) -> Finding | None:

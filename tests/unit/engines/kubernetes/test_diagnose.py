@@ -387,6 +387,14 @@ BUILT = {
     "registry away for long": case(
         "image_pull", a_pod(created=LONG_AGO, state=waiting("ErrImagePull", "i/o timeout")), permanent=True
     ),
+    "image that takes long": case(
+        "image_pull",
+        a_pod(
+            created=LONG_AGO,
+            state=waiting("ContainerCreating"),
+            conditions=[{"type": "PodReadyToStartContainers", "status": "True"}],
+        ),
+    ),
     "runs as root": case(
         "config_error", a_pod(state=waiting("CreateContainerConfigError", "image will run as root")), permanent=True
     ),
@@ -535,6 +543,23 @@ def test_a_pod_that_asks_for_all_of_a_node_may_fit_later_and_one_for_more_never(
     (finding,) = diagnose(job, [unscheduled_pod()], [], [a_node("small", cpu="1"), a_node(cpu=has)], now=NOW)
     assert (finding.code, finding.permanent) == ("unschedulable", permanent)
     assert ("the largest of 2 nodes has 4" in finding.summary) is permanent
+
+
+@pytest.mark.parametrize(
+    ("message", "cures"),
+    [
+        ("2 Insufficient nvidia.com/gpu", {"--gpus-per-worker"}),
+        ("1 node(s) had untolerated taint(s), 2 Insufficient cpu", {"--gpus-per-worker", "--pod-patch"}),
+        ("2 node(s) had untolerated taint {team: a}", {"--pod-patch"}),
+        ("2 node(s) didn't match Pod's node affinity/selector", {"--node-selector"}),
+        ("2 node(s) were unschedulable", {"uncordon"}),
+        ("words of tomorrow", {"--gpus-per-worker"}),
+    ],
+)
+def test_the_next_step_fits_what_the_scheduler_says(message: str, cures: set[str]) -> None:
+    (finding,) = diagnose(a_job(1), [unscheduled_pod(message=f"0/3 nodes are available: {message}.")], now=NOW)
+    every = ("--gpus-per-worker", "--pod-patch", "--node-selector", "uncordon")
+    assert {cure for cure in every if cure in str(finding.hint)} == cures
 
 
 @pytest.mark.parametrize(("workers", "permanent"), [(2, False), (3, False), (4, True)])
