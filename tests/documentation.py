@@ -108,8 +108,8 @@ def write_outputs(page: Path, outputs: Mapping[str, str]) -> None:
 
 def expected_exit_codes(command: str) -> set[int]:
     """The numbers of a trailing comment such as `# exit: 2`, or `# exit: 0 or 9` if measured times decide; else 0."""
-    match = re.search(r"# exit: (\d+)(?: or (\d+))?$", command)
-    return {int(code) for code in match.groups() if code} if match else {0}
+    match = re.search(r"# exit: (\d+(?: or \d+)*)$", command)
+    return {int(code) for code in match[1].split(" or ")} if match else {0}
 
 
 def run_page(
