@@ -6,6 +6,7 @@ cluster or in the run's folder, not in this process, so any client with access c
 
 import hashlib
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -221,7 +222,7 @@ def _remove(api: Api, namespace: str, run: Run) -> None:
         if not left:
             return
         if time.monotonic() > end:
-            listed = ", ".join(f"{kind} {item['name']}" for kind, item in left)
+            listed = ", ".join(f"{kind} {item['name']}{_holders(item)}" for kind, item in left)
             raise CleanupError(
                 f'These objects of the run "{run.name}" still exist: {listed[:500]}', hint=f"mlbench delete {run.name}"
             )
@@ -229,6 +230,12 @@ def _remove(api: Api, namespace: str, run: Run) -> None:
             path = object_path(kind, namespace, item["name"])
             api.delete(path, grace=1 if kind == "Pod" else None, uid=item["uid"])
         time.sleep(LOOK_SECONDS)
+
+
+def _holders(metadata: Mapping[str, Any]) -> str:
+    """The finalizers that keep an object, in brackets; whoever has set them has to remove them."""
+    found = metadata.get("finalizers")
+    return f" (kept by {', '.join(found)})" if found else ""
 
 
 def _list(api: Api, kind: str, namespace: str, selector: str) -> list[dict[str, Any]]:
