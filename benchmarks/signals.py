@@ -18,7 +18,7 @@ LIMIT = 2.0
 PLACES = (
     "mlbench_cli.storage.store:Store.record_experiment",
     "mlbench_cli.engines.local.engine:LocalEngine.submit",
-    "mlbench_cli.runs.log_reader:LogReader.read_new",
+    "mlbench_cli.engines.follow:LogReader.read_new",
     "mlbench_cli.engines.local.engine:LocalHead.read",
     "mlbench_cli.runs.supervise:finalize",
     "mlbench_cli.runs.finalize:seal",

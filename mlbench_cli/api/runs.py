@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from mlbench_cli.config.extras import load_library
 from mlbench_cli.engines.base import LOG_GAP
+from mlbench_cli.engines.follow import LogEntry, LogReader
 from mlbench_cli.errors import CleanupError, DamagedArchive, DeadlineError, MlbenchError, NotFoundError, UsageError
 from mlbench_cli.model.goals import Goal
 from mlbench_cli.model.methods import method_phrase
@@ -23,7 +24,6 @@ from mlbench_cli.results.archive.verify import open_verified
 from mlbench_cli.runs import supervise
 from mlbench_cli.runs.connect import Workspace
 from mlbench_cli.runs.finalize import FinishedRun, finalize, read_finished
-from mlbench_cli.runs.log_reader import LogEntry, LogReader
 from mlbench_cli.runs.progress import Progress, ProgressReader, ProgressTracker, find_goal
 from mlbench_cli.runs.removal import delete_run
 from mlbench_cli.runs.snapshot import describe_run

@@ -12,8 +12,8 @@ from mlbench_cli.api import Client, ExperimentHandle, RunHandle
 from mlbench_cli.commands._common import Format, Output, UnreachableTimeout
 from mlbench_cli.commands._selection import All, Names, OlderThan, States, Tasks, make_filter
 from mlbench_cli.config.settings import set_unreachable_timeout
+from mlbench_cli.engines.follow import LogEntry, without_event
 from mlbench_cli.errors import UsageError
-from mlbench_cli.runs.log_reader import LogEntry, without_event
 from mlbench_cli.util.times import MAX_SECONDS, timestamp
 from task_images import contract
 

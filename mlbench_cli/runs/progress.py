@@ -10,13 +10,13 @@ from msgspec import Struct
 from msgspec.structs import asdict, replace
 
 from mlbench_cli.engines.base import Engine
+from mlbench_cli.engines.follow import LogReader
 from mlbench_cli.errors import MlbenchError
 from mlbench_cli.model.goals import Goal, is_finite_number
 from mlbench_cli.model.run import Observation, Run
 from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.results.analysis.program_metrics import MetricSummary, MetricTally
 from mlbench_cli.results.archive.evidence import find_events
-from mlbench_cli.runs.log_reader import LogReader
 from mlbench_cli.tasks.catalog import BUDGET, find_rules
 from mlbench_cli.util.text import rough_duration, without_colors
 from mlbench_cli.util.times import parse_timestamp

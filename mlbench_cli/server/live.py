@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from html import escape
 
 from mlbench_cli.api import Client, RunHandle
-from mlbench_cli.engines.follow import UNREACHABLE, Silence
+from mlbench_cli.engines.follow import UNREACHABLE, LogReader, Silence
 from mlbench_cli.errors import CredentialError, MlbenchError, StoreLockedError, UnreachableError
 from mlbench_cli.model.goals import Goal
 from mlbench_cli.model.run import JsonObject
@@ -23,7 +23,6 @@ from mlbench_cli.results.analysis.tables import MetricPoint
 from mlbench_cli.results.archive.evidence import find_events, parse_metric
 from mlbench_cli.results.figures.curves import live_charts
 from mlbench_cli.results.figures.svg import render_svg
-from mlbench_cli.runs.log_reader import LogReader
 from mlbench_cli.server.access import LOCK_SECONDS
 from mlbench_cli.server.config import ServerConfig
 from mlbench_cli.server.words import live_words

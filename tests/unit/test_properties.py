@@ -17,11 +17,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mlbench_cli import console
+from mlbench_cli.engines.follow import without_event
 from mlbench_cli.errors import MlbenchError
 from mlbench_cli.model.run import LOCAL, Cluster
 from mlbench_cli.model.spec import KubernetesOptions, RunSpec, canonical_json
 from mlbench_cli.runs import launch
-from mlbench_cli.runs.log_reader import without_event
 from mlbench_cli.runs.request import OPTIONS, Request, equivalent_command, merge, pairs, parse_duration, parse_file
 from mlbench_cli.tasks.catalog import TYPES, Parameter, load_catalog, parse_task
 from mlbench_cli.util.yaml_text import read_yaml

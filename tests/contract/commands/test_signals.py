@@ -68,7 +68,7 @@ def end(process: "subprocess.Popen[str]") -> tuple[int, str]:
 PLACES = [
     "mlbench_cli.storage.store:Store.record_experiment",
     "mlbench_cli.engines.local.engine:LocalEngine.submit",
-    "mlbench_cli.runs.log_reader:LogReader.read_new",  # inside of a log's poll, where errors are passed over
+    "mlbench_cli.engines.follow:LogReader.read_new",  # inside of a log's poll, where errors are passed over
     "mlbench_cli.engines.local.engine:LocalHead.read",
     "mlbench_cli.runs.supervise:finalize",
     "mlbench_cli.runs.finalize:seal",
