@@ -224,10 +224,13 @@ class KubeApi:
     def list_objects(self, kind: str, selector: dict[str, str], fields: str) -> tuple[list[dict[str, Any]], int]:
         with self.changed:
             found = [item for (known, _), item in self.objects.items() if known == kind and matches(item, selector)]
-            if fields == "type!=Normal":
-                found = [item for item in found if item.get("type") != "Normal"]
-            elif fields.startswith("reason="):
-                found = [item for item in found if item.get("reason") == fields.removeprefix("reason=")]
+            wanted = dict(part.split("=", 1) for part in fields.split(",") if part)
+            if "type!" in wanted:
+                found = [item for item in found if item.get("type") != wanted["type!"]]
+            if "reason" in wanted:
+                found = [item for item in found if item.get("reason") == wanted["reason"]]
+            if uid := wanted.get("involvedObject.uid"):
+                found = [item for item in found if item.get("involvedObject", {}).get("uid") == uid]
             return sorted(found, key=lambda item: str(item["metadata"]["name"])), self._version
 
     def changes(self, kind: str, selector: dict[str, str], version: int, until: float) -> Iterator[dict[str, Any]]:

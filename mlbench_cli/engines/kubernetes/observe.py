@@ -26,6 +26,7 @@ from mlbench_cli.engines.kubernetes.workers import (
     has_started,
     is_cut_off,
     is_on_silent_node,
+    main_status,
     worker_state,
     worker_states,
 )
@@ -122,7 +123,7 @@ class RunObserver:
         waiting = len(pods) < self._run.spec.workers or not all(has_started(pod) for pod in pods.values())
         without_node = any(not pod.get("spec", {}).get("nodeName") for pod in pods.values())
         failed = any(pod.get("status", {}).get("phase") == "Failed" for pod in pods.values())
-        self._events = self._ask_events(without_node) if waiting else []
+        self._events = self._ask_events(without_node) + self._ask_pull(found) if waiting else []
         # A node that falls silent makes its pods unready.
         silent = any(condition(pod, "Ready").get("status") == "False" for pod in pods.values())
         if without_node and self._groups is None:
@@ -286,6 +287,18 @@ class RunObserver:
         for reason in NORMAL_EVENTS if without_node else ():
             found += self._ask("events", path, fieldSelector=f"reason={reason}")
         return found
+
+    def _ask_pull(self, pods: Mapping[int, Pod]) -> list[dict[str, Any]]:
+        """The events about the pull of one worker's image, for the first that has a node and no container yet."""
+        creating = (
+            pod["metadata"]["uid"]
+            for pod in pods.values()
+            if (main_status(pod).get("state", {}).get("waiting") or {}).get("reason") == "ContainerCreating"
+        )
+        if (uid := next(creating, None)) is None:
+            return []
+        query = f"reason=Pulling,involvedObject.uid={uid}"
+        return self._ask("events", collection_path("Event", self._namespace), fieldSelector=query)
 
     def _ask_booking(self) -> dict[str, Any]:
         """The run's own request for machines, or the Workload by which Kueue queues it; empty without either."""

@@ -250,8 +250,8 @@ def _pull(facts: Facts, worker: int, pod: Pod, message: str) -> Finding:
 
 
 def _pulling(facts: Facts, worker: int, pod: Pod) -> Finding | None:
-    """The finding on an image that takes long: the kubelet has made all else that the container needs."""
-    if facts.age(pod) < QUIET_SECONDS or not is_true(condition(pod, "PodReadyToStartContainers")):
+    """The finding on an image that takes long. No field of the pod says so: its conditions change after the pull."""
+    if facts.age(pod) < QUIET_SECONDS or not facts.events_of(pod, "Pulling"):
         return None
     node = pod.get("spec", {}).get("nodeName")
     return Finding(

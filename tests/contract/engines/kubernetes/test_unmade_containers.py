@@ -48,6 +48,22 @@ NEVER_CREATED = container("waiting", "ContainerCreating", "")
 ENDED_UNKNOWN = container("terminated", "ContainerStatusUnknown", "The container could not be located", 137)
 
 
+def test_an_image_that_is_still_being_pulled_is_named(server: KubeApi, tmp_path: Path) -> None:
+    run = a_run(tmp_path, workers=1)
+    submit(server, run)
+    labels = {"mlbench/run": "r-2", "batch.kubernetes.io/job-completion-index": "0"}
+    metadata = {"name": "r-2-0-x", "uid": "u", "labels": labels, "creationTimestamp": "2026-01-01T00:00:00Z"}
+    status = {"phase": "Pending", **NEVER_CREATED}
+    server.put("pods", {"metadata": metadata, "spec": {"nodeName": "gpu-7"}, "status": status})
+    assert not KubernetesEngine(server.access).look(run).findings
+    for name, uid in (("a", "another"), ("b", "u")):
+        about = {"metadata": {"name": name}, "type": "Normal", "involvedObject": {"uid": uid}}
+        server.put("events", {**about, "reason": "Pulling", "message": 'Pulling image "image:1"'})
+    (found,) = KubernetesEngine(server.access).look(run).findings
+    assert found.code == "image_pull"
+    assert all(words in found.summary for words in ("gpu-7", "image:1", "still"))
+
+
 @pytest.mark.parametrize(
     ("reason", "message", "containers"),
     [

@@ -388,12 +388,7 @@ BUILT = {
         "image_pull", a_pod(created=LONG_AGO, state=waiting("ErrImagePull", "i/o timeout")), permanent=True
     ),
     "image that takes long": case(
-        "image_pull",
-        a_pod(
-            created=LONG_AGO,
-            state=waiting("ContainerCreating"),
-            conditions=[{"type": "PodReadyToStartContainers", "status": "True"}],
-        ),
+        "image_pull", CREATING, events=[an_event("Pulling", 'Pulling image "registry.invalid/x:1"', at=LONG_AGO)]
     ),
     "runs as root": case(
         "config_error", a_pod(state=waiting("CreateContainerConfigError", "image will run as root")), permanent=True
