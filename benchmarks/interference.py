@@ -129,7 +129,6 @@ def start(
         "MASTER_ADDR": worker_address(0),
         "MASTER_PORT": str(29521 + job),
         "GLOO_SOCKET_IFNAME": "eth0",
-        "MLBENCH_NETWORK": shape,  # the ranks need not measure it
         "OMP_NUM_THREADS": "1",
         "JOB": str(job),
         "UPDATES": str(updates),

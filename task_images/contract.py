@@ -18,7 +18,6 @@ MLBENCH_OUTPUT_DIR               writable folder of this process; what is in it 
 MLBENCH_DATA_DIR                 folder with data sets, or empty
 MLBENCH_SEED                     integer seed of the run
 MLBENCH_PARAMETERS               JSON object: the task's resolved parameters
-MLBENCH_NETWORK                  the shaped network that the engine made and measures itself, e.g. 1gbit,5ms; else empty
 MLBENCH_METHOD                   JSON object: how ranks communicate, name and options; empty: the task's own way
 MLBENCH_ROLE                     trainer (or empty), or server: outside the collective, RANK is WORLD_SIZE + its number
 MLBENCH_SERVERS                  number of parameter servers
@@ -35,7 +34,7 @@ its exit code, its standard output and error, the files of its output folder, an
 that begin with "@mlbench " followed by one JSON object, which always has
 
     v      1
-    event  metric | phase | result | environment | network
+    event  metric | phase | result | environment
     rank   integer
     time   seconds since 1970, UTC
 
@@ -47,8 +46,6 @@ and further, by kind of event,
     environment  any facts: framework and its version, device, threads, host, libraries (object: name -> version),
                  cpu, cores, cpu_quota, gpus, gpu_driver; from rank 0 code_digest, method_digest, and packages (name
                  -> version)
-    network      from rank 0, what a probe among the ranks measured: stage (before | after), form, links (list of
-                 objects: from, to, rtt_p50_seconds, rtt_p90_seconds, *_bits_per_second), counters, seconds, error
     result       outcome: goal_reached | goal_missed | completed | budget_spent (training ended at its time budget,
                  whatever became of the goal on the way)
                  goal: null, or object with metric, comparison (">=" or "<="), threshold, kind (full | light), value
@@ -85,7 +82,7 @@ from typing import Any, TextIO
 
 PREFIX = "@mlbench "
 VERSION = 1
-KINDS = ("metric", "phase", "result", "environment", "network")
+KINDS = ("metric", "phase", "result", "environment")
 OUTCOMES = ("goal_reached", "goal_missed", "completed", "budget_spent")
 
 HIGHEST = 2**53  # ranks and times beyond it are no figures
@@ -140,7 +137,6 @@ class Contract:
         self.data_dir = environ.get("MLBENCH_DATA_DIR") or None
         self.seed = _integer(environ, "MLBENCH_SEED", 42)
         self.parameters = _object(environ, "MLBENCH_PARAMETERS")
-        self.network = environ.get("MLBENCH_NETWORK") or None
         self.method = _object(environ, "MLBENCH_METHOD")
         self.role = environ.get("MLBENCH_ROLE") or "trainer"
         self.servers = _integer(environ, "MLBENCH_SERVERS", 0)

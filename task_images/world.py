@@ -31,16 +31,15 @@ from task_images.contract import (
     EnvironmentUnfitError,
     PeerLostError,
     TaskUsageError,
-    emit,
     install_hint,
 )
 from task_images.cores import effective_cores
 
 if TYPE_CHECKING:
-    from task_images import gpu, network
+    from task_images import gpu
     from task_images.mpi import group as mpi
 else:
-    gpu, network = Lazy("task_images.gpu"), Lazy("task_images.network")
+    gpu = Lazy("task_images.gpu")
     mpi = Lazy("task_images.mpi.group")
 
 RENDEZVOUS_SECONDS = 600.0
@@ -196,7 +195,6 @@ class World:
                 companion.close()
             dist.destroy_process_group()
             self._grouped = False
-            _probe_network(self.contract, self._store, "after")
 
     def _reduce(self, values: Sequence[float], op: Any) -> list[float]:
         return self.all_reduce(torch.tensor(list(values), dtype=torch.float64, device=self._small), op).tolist()
@@ -326,7 +324,6 @@ def _meet(contract: Contract, backend: str, device: torch.device, seconds: float
     except (RuntimeError, ValueError) as error:
         why = " ".join(str(error).split())[:300]
         raise PeerLostError(f"no rendezvous at {place} within {seconds:g} s: {why}") from None
-    _probe_network(contract, store, "before")
     if backend == "nccl":
         gpu.log_to(Path(contract.output_dir), os.environ)
     dist.init_process_group(
@@ -375,15 +372,6 @@ def prefer_loopback(contract: Contract) -> None:
     machine's host name, which may not resolve or may be blocked."""
     if contract.master_addr in ("127.0.0.1", "localhost") and any(name == "lo" for _, name in socket.if_nameindex()):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-
-
-def _probe_network(contract: Contract, store: Any, stage: str) -> None:
-    """Measure the network between the ranks, and report it, unless the engine emulates and measures it."""
-    if contract.world_size == 1 or contract.network:
-        return
-    report = network.measure_network(store, contract.rank, contract.world_size, stage, contract.master_addr)
-    if report is not None:
-        emit("network", 0, **report)
 
 
 def await_everyone(store: Any, event: str, rank: int, size: int, seconds: float) -> None:

@@ -1,8 +1,9 @@
 """The agent of one machine of several: that of local runs, which also talks to those on the other machines.
 
 It is started on each machine of a run as `main([RUN/nodes/K])`: by srun, or through ssh in a separate session.
-RUN/plan.json says what to do. Node 0 writes RUN/rendezvous.json; the others connect to it, and when all are there, all
-start their ranks. From then on the end of any of them ends the run everywhere. Standard library only.
+RUN/plan.json says what to do. Node 0 writes RUN/rendezvous.json; the others connect to it, and when all are there, they
+measure the network between them and start their ranks. From then on the end of any of them ends the run everywhere.
+Standard library only.
 
     RUN/plan.json  cancel  stacks  rendezvous.json  nodes/K/      what the run's client and node 0 write
     RUN/nodes/K/logs/  output/  resources.jsonl                  as in the folder of a local run
@@ -36,6 +37,7 @@ from mlbench_cli.agent.interfaces import find_interface, list_addresses
 from mlbench_cli.agent.link import HEAD, connect, is_token, read_note
 from mlbench_cli.agent.lock import MachineLock, describe_holder
 from mlbench_cli.agent.messages import NOT_INSTALLED, SCHEMA_VERSION, STARTED, Cause
+from mlbench_cli.agent.network import probe
 from mlbench_cli.agent.processes import end_overdue, kill_processes, last_line
 from mlbench_cli.agent.rendezvous import RankLink
 from mlbench_cli.agent.wire import carry_out
@@ -128,6 +130,8 @@ class NodeAgent(Agent):
         self.links: list[RankLink] = []
         self.hosts: list[str] | None = None
         self.server: socket.socket | None = None
+        self.probe_listener: socket.socket | None = None  # where neighbors measure the network
+        self.meeting: probe.Meeting | None = None  # None: the network is not measured
         self.next_beat = self.next_look = self.next_connection = 0.0
         self.last_turn = time.monotonic()
         self.stacks_asked: bytes | None = None  # what RUN/stacks said when stacks were last printed
@@ -163,7 +167,7 @@ class NodeAgent(Agent):
         if problem is not None:
             self.state["start_problem"] = problem
             self._stop("never_started", grace=0)
-        elif not self.state["ended"]:
+        elif not self.state["ended"] and self._measure_network():
             self.deadline = self.state["deadline"] = time.monotonic() + self.plan["timeout"]
             self.state["started"] = time.time()
             self.lock.mark_taken()
@@ -172,6 +176,7 @@ class NodeAgent(Agent):
             self.start()
             self.watch()
             self._await_others()
+            self._count_traffic()
         self.finish()
         self._leave()
         code = max((rank.facts["exit_code"] or 0 for rank in self.ranks), default=0)
@@ -312,7 +317,7 @@ class NodeAgent(Agent):
         self.links = [link]
         self.token = note["token"]
         own_facts = {"node": self.node, "name": self.name, "time": time.time(), "lock": self.lock_identity}
-        link.send({"do": "hello", "token": self.token, **own_facts})
+        link.send({"do": "hello", "token": self.token, "place": self._listen_for_probe(own), **own_facts})
 
     def _announce_start(self) -> None:
         """On node 0, once all nodes are present: send the others the host names and the port."""
@@ -324,9 +329,10 @@ class NodeAgent(Agent):
         if present:
             self.addresses[0] = self.state["address"] = next(iter(present.values())).connection.getsockname()[0]
         self.master = self.addresses[0] if present else "127.0.0.1"
+        places = [self._listen_for_probe(self.master), *(link.place for _, link in sorted(present.items()))]
         for link in present.values():
-            link.send({"do": "go", "hosts": hosts, "port": self.port})
-        self.hosts = hosts
+            link.send({"do": "go", "hosts": hosts, "port": self.port, "places": places})
+        self._on_go(None, hosts, self.port, places)
 
     def _take_hosts(self, hosts: list[str]) -> None:
         """Complete the variables with what is known only now."""
@@ -338,6 +344,46 @@ class NodeAgent(Agent):
         for name in self.plan["interface_variables"]:
             if interface:
                 environment.setdefault(name, interface)
+
+    # --- the network between the nodes ---------------------------------------------------------------------------
+
+    def _listen_for_probe(self, own: str) -> tuple[str, int, str] | None:
+        """Where neighbors will measure the network, and which network stack that is; None if they will not. `own`: this
+        machine's address on the way to node 0, unless another interface was chosen."""
+        if self.count == 1 or not self.needs_all:
+            return None
+        variables = {**os.environ, **self.plan["environment"]}
+        named = (variables.get(name, "") for name in self.plan["interface_variables"])
+        chosen = self.plan["interface"] or next(filter(None, named), "").lstrip("=").partition(",")[0]
+        address = next(iter(list_addresses(chosen)), own) if chosen else own
+        if self.probe_listener is None:
+            self.probe_listener = socket.create_server(("", 0), backlog=self.count + 8)
+        return address, self.probe_listener.getsockname()[1], probe.stack_identity()
+
+    def _measure_network(self) -> bool:
+        """Measure the network between the nodes; whatever fails is part of the report. False if the run was ended."""
+        if (meeting := self.meeting) is None:
+            return True
+        found: dict[str, Any] = {}
+        work = threading.Thread(
+            target=lambda: found.update(probe.measure_network(self.node, probe.BEFORE, meeting)), daemon=True
+        )
+        work.start()
+        while work.is_alive() and not self.state["ended"]:
+            for key, _ in self.selector.select(CONNECT_SECONDS):
+                key.data()
+            self._on_time(time.monotonic())
+        if self.node == 0 and found:
+            self._write_resources([{"time": time.time(), "kind": "network", **found}])
+        return not self.state["ended"]
+
+    def _count_traffic(self) -> None:
+        """Record what this machine's interface has counted until now."""
+        if self.meeting is not None:
+            counters = probe.read_counters(find_interface(self.meeting.places[self.node][0]))
+            self._write_resources([{"time": time.time(), "kind": "interface", **counters}])
+
+    # --- ranks ---------------------------------------------------------------------------------------------------
 
     def _start(self, rank: Rank) -> None:
         super()._start(rank)
@@ -390,14 +436,20 @@ class NodeAgent(Agent):
             link.close()
             return
         link.node, link.name = node, str(message.get("name"))
+        link.place = message.get("place")
         link.lock_identity = None if message.get("lock") is None else str(message["lock"])
         link.clock_offset = time.time() - float(message.get("time") or 0.0)
         if self.hosts is not None:  # it is late
-            link.send({"do": "go", "hosts": self.hosts, "port": self.port})
+            link.send({"do": "go", "hosts": self.hosts, "port": self.port, "places": []})
 
-    def _on_go(self, link: RankLink, hosts: list[str], port: int) -> None:
-        if self.hosts is None:
-            self.port, self.hosts = port, hosts
+    def _on_go(self, link: RankLink | None, hosts: list[str], port: int, places: list[Any]) -> None:
+        if self.hosts is not None:
+            return
+        self.port, self.hosts = port, hosts
+        if self.probe_listener is not None and len(places) == self.count:
+            known = [(address, number) for address, number, _ in places]
+            stacks = {stack for _, _, stack in places}
+            self.meeting = probe.Meeting(self.probe_listener, known, self.token, len(stacks))
 
     def _on_lock(self, link: RankLink, holder: str) -> None:
         assert link.node is not None
@@ -487,7 +539,7 @@ class NodeAgent(Agent):
     def _on_time(self, now: float) -> None:
         if self.state["started"] and not self.state["finished"]:
             super()._on_time(now)
-        elif self.canceled and self.hosts is None:
+        elif self.canceled and not self.state["started"]:
             self._stop("canceled", grace=0)
         self._beat(now)
         if now > self.last_turn + STALL_SECONDS:  # this process was stopped, perhaps with all others of its job

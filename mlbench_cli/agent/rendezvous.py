@@ -34,6 +34,7 @@ class RankLink:
         self.node: int | None = None
         self.name = ""
         self.lock_identity: str | None = None
+        self.place: tuple[str, int, str] | None = None  # where its node listens for the probe of the network
         self.clock_offset = 0.0  # seconds to add to the other side's times
         self.is_open = True
         self.has_left = False  # it has finished its part; its end is no loss

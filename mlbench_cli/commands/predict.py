@@ -14,7 +14,7 @@ from mlbench_cli.commands._selection import complete_names
 from mlbench_cli.errors import UsageError
 from mlbench_cli.model.network import format_rate, format_seconds, parse_network
 from mlbench_cli.predict.machines import Machine, find_machine, require_measured
-from mlbench_cli.predict.model import Link, Measured, Prediction, measure, predict
+from mlbench_cli.predict.model import LOOPBACK, Link, Measured, Prediction, measure, predict
 from mlbench_cli.results.analysis.numbers import SAMPLES_PER_SECOND, SECONDS, format_money, format_percent, format_value
 from mlbench_cli.util.text import counted
 
@@ -97,8 +97,8 @@ def _show(found: list[Prediction], known: list[Measured], machine: Machine | Non
     heads = ["METHOD", "WORKERS", "UPDATE", "INTERVAL", "SAMPLES/S", "COMPUTING", "TO GOAL", price, "BASIS"]
     console.out_table(heads, [_row(item) for item in found], droppable=["COMPUTING", "INTERVAL"])
     on = "" if machine is None else f"On {machine}. "
-    told = "" if link else ", as the runs probed it"
     if shown := link or next((one.link for one in known if one.link is not None), None):
+        told = " (assumed, within one machine)" if shown is LOOPBACK else "" if link else ", as the runs probed it"
         console.note(f"{on}Network: {format_rate(shown.rate)}, round trip {format_seconds(shown.round_trip)}{told}.")
     console.note(f"From {counted(len(known), 'run')}. Basis:")
     for basis in dict.fromkeys(item.basis for item in found):

@@ -119,7 +119,7 @@ MAX_BURST = 1.10  # rate of the first MiB after a pause relative to the steady r
 def find_deviations(shape: NetworkShape, report: Mapping[str, Any]) -> list[str]:
     """Sentences about how a probe's report deviates from the requested network; empty if it matches.
 
-    `report` is what task_images.network measures: `links` with seconds and bits per second.
+    `report` is what agent/network/probe.py measures: `links` with seconds and bits per second.
     """
     if report.get("error") or not report.get("links"):
         return [f"it could not be measured: {report.get('error') or 'no links'}"]

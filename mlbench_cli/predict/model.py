@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Self
 
 from mlbench_cli.errors import UsageError
 from mlbench_cli.model.network import NetworkShape
+from mlbench_cli.model.run import LOCAL
 from mlbench_cli.predict.cost import update_cost
 from mlbench_cli.results.archive.evidence import read_amount
 from task_images.methods.base import Method, MethodError, Sent
@@ -51,6 +52,9 @@ class Link(NamedTuple):
         return cls(shape.rate, 2 * shape.delay)
 
 
+LOOPBACK = Link(2e10, 5e-5)  # between processes of one machine, about; it is not measured
+
+
 class Measured(NamedTuple):
     """What an update took in one run, in seconds, on the mean of its ranks.
 
@@ -58,7 +62,7 @@ class Measured(NamedTuple):
     exposed, hidden communication that the update waited for, and that ran beside the computation
     messages, bytes handed to collectives by a rank
     samples         of all ranks in an update; `fixed_batch`: the same with any number of workers
-    link            as the run's probe found it; None for one worker
+    link            as the run's probe found it; None for one rank, or if the probe failed
     to_goal         updates until the goal; None if it was not reached
     per_hour        price of a worker; None if unknown
     """
@@ -137,7 +141,7 @@ def _measure(run: Mapping[str, Any], result: Mapping[str, Any], environment: Map
         parameters=int(read_amount(details.get("parameters")) or 0),
         samples=float(samples),
         fixed_batch="global_batch" in parameters,
-        link=_link_of(result) if ranks > 1 else None,
+        link=_link_of(result, workers) if ranks > 1 else None,
         to_goal=float(updates) if goal.get("reached") else None,
         per_hour=None if price is None else float(price) / workers,
         machine=str(spec.get("cluster_kind") or ""),
@@ -163,8 +167,10 @@ def _method_of(name: str, spec: Mapping[str, Any]) -> Method:
         raise UsageError(f"The method of {name} is unknown here: {error.reason}.") from None
 
 
-def _link_of(result: Mapping[str, Any]) -> Link | None:
+def _link_of(result: Mapping[str, Any], workers: int) -> Link | None:
     probe = result.get("network") or {}
+    if not probe and (result.get("engine") == LOCAL.provider or workers == 1):
+        return LOOPBACK
     rate = probe.get("together_bits_per_second") or probe.get("alone_bits_per_second")
     trip = probe.get("rtt_seconds")
     return Link(float(rate), float(trip)) if rate and trip is not None else None
@@ -254,7 +260,7 @@ def _waits(one: Measured, ranks: int, link: Link | None, computing: float) -> fl
     target = link or known
     if target is None:
         raise UsageError(
-            f"{one.name} ran on one machine with one worker, so no network was measured.",
+            f"No network was measured in {one.name}.",
             hint="Name one, e.g. --network 10gbit,50us, or predict from a run with several workers",
         )
     overhead = 0.0

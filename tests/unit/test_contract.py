@@ -132,7 +132,7 @@ def test_wrong_variables_are_named(name: str, value: str) -> None:
         ({"time": -(2**53)}, False),
         ({"time": 1e20}, False),
         ({"time": float("inf")}, False),
-        *(({"event": kind}, True) for kind in ("metric", "phase", "result", "environment", "network")),
+        *(({"event": kind}, True) for kind in ("metric", "phase", "result", "environment")),
     ],
 )
 def test_ranks_and_times_that_a_float_holds_are_figures(change: dict[str, object], is_event: bool) -> None:

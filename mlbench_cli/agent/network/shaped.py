@@ -31,7 +31,7 @@ MAX_LATE_SHARE = 0.05
 PROBE_PORT = 7077
 _CODE = "import sys; sys.path.insert(0, sys.argv.pop(1)); from {0} import main; sys.exit(main(sys.argv[1:]))"
 _HUB = "mlbench_cli.agent.network.hub"
-_PROBE = "task_images.network"
+_PROBE = "mlbench_cli.agent.network.probe"
 
 
 class SwitchDocument(TypedDict):
@@ -42,7 +42,7 @@ class SwitchDocument(TypedDict):
 
 
 class ShapingDocument(TypedDict):
-    """shaping.json: evidence of what was made and measured. `probes` are as the ranks' probe reports them."""
+    """shaping.json: evidence of what was made and measured. `probes` are the reports of probe.py."""
 
     schema_version: int
     asked: str

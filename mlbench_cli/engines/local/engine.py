@@ -169,7 +169,7 @@ class LocalEngine:
         environment = contract_environment(spec, _hosts(spec), master, AT_START)
         shape: LocalShape = {}
         if is_shaped:  # in the environment, not the defaults: no other interface leads to the other workers
-            environment |= {"MLBENCH_NETWORK": str(spec.network), "GLOO_SOCKET_IFNAME": "eth0"}
+            environment["GLOO_SOCKET_IFNAME"] = "eth0"
             if spec.backend == "nccl":
                 environment |= _NCCL_OVER_SOCKETS
             shape = {"network": str(spec.network), "workers": spec.unit_count}

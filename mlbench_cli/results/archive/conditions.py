@@ -1,5 +1,5 @@
-"""What a run went through, as far as its evidence says: other load on its machines, the network between its ranks, and
-faults.
+"""What a run went through, as far as its evidence says: other load on its machines, the network between its workers,
+and faults.
 
 `Conditions` say whether a run had its machines to itself. They are derived only from the spec, the provenance and the
 samples in resources.jsonl, whose rows of kind "machine" are described in agent/load.py. Their labels:
@@ -15,10 +15,10 @@ samples in resources.jsonl, whose rows of kind "machine" are described in agent/
 If the fast network does not work, NCCL silently falls back to TCP: results are correct, but the bandwidth between
 machines is a fraction of the advertised one.
 
-network.json has the network between the ranks. Its evidence is either the `network` events of rank 0 (a probe before
-the task and one after it; on a cluster with a shaped network, an event of the stage "setup" before them), or
-shaping.json, which the local engine writes if it emulated the network (`--network`) and probed it before the ranks
-started and after they ended.
+network.json has the network between the workers. Its evidence is either in resources.jsonl, where the agents of several
+nodes write a row of kind "network" (agent/network/probe.py, before the ranks started) and one of kind "interface" each
+(counters after the ranks ended); or shaping.json, which the local engine writes if it emulated the network
+(`--network`) and probed it before the ranks started and after they ended.
 
 The cost of faults follows from faults.json and the checkpoints that rank 0 reported. Every second from the start of the
 first rank to the end of the run is in exactly one of PARTS:
@@ -38,7 +38,7 @@ All values are untrusted: malformed ones are omitted.
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any, TypeGuard, cast
+from typing import Any, TypeGuard
 
 from msgspec import Struct
 
@@ -58,7 +58,7 @@ from mlbench_cli.results.archive.documents import (
     SummaryDocument,
     TrafficDocument,
 )
-from mlbench_cli.results.archive.evidence import ReportedFacts
+from mlbench_cli.results.archive.evidence import MAX_LINKS, ReportedFacts, SampleWatch
 from mlbench_cli.util.json_text import make_strict
 from mlbench_cli.util.text import counted, one_line
 
@@ -70,8 +70,6 @@ MIN_PEAK_SECONDS = 0.5  # /proc/stat counts hundredths of a second, so shorter i
 # Libfabric"), Google's plugins ("FasTrak" is TCPXO) and NCCL itself. All others, including "FastSocket", are slower.
 FAST_NETWORKS = ("AWS Libfabric", "Libfabric", "GPUDirectTCPX", "FasTrak", "gIB", "IB")
 _LOAD_COUNTERS = ("elapsed_seconds", "busy_seconds", "own_seconds", "throttled_periods", "throttled_seconds")
-MAX_LINKS = 64  # and probes, counters
-SETUP = "setup"
 MIN_COUNTED = 0.95  # share of the bytes that the ranks must have sent; if less was counted, some took another route
 _LINK_FIGURES = (
     *("rtt_p50_seconds", "rtt_p90_seconds", "alone_bits_per_second", "together_bits_per_second"),
@@ -333,32 +331,29 @@ def _worst(found: Iterable[Condition | None], figure: str) -> Condition | None:
 
 
 def network_document(
-    asked: str | None,
-    events: Iterable[Mapping[str, Any]],
-    shaping: Mapping[str, Any] | None,
-    least_sent: float | None = None,
+    asked: str | None, samples: SampleWatch, shaping: Mapping[str, Any] | None, least_sent: float | None = None
 ) -> NetworkDocument | None:
     """network.json without its schema version; None if nothing was requested or measured.
 
     `least_sent`: bytes that a rank must have sent to others according to its method; None: unknown.
     """
-    reports = _rows(list(events) if shaping is None else shaping.get("probes"), MAX_LINKS)
-    probes = [parse_probe(report) for report in reports if report.get("stage") != SETUP]
+    measured = [] if samples.probe is None else [samples.probe]
+    probes = [parse_probe(report) for report in _rows(shaping.get("probes") if shaping else measured, MAX_LINKS)]
     if asked is None and not probes:
         return None
-    shaping = shaping or next((report["setup"] for report in reports if _is_setup(report)), None)
     method = _network_method(asked, shaping)
-    setup = (
-        make_strict({key: value for key, value in shaping.items() if key != "probes"}) if shaping is not None else None
-    )
+    setup = None
+    if shaping is not None:
+        setup = make_strict({key: value for key, value in shaping.items() if key != "probes"})
     problems = _network_problems(asked, method, probes, setup)
+    traffic = _traffic(probes, samples.interfaces)
     if asked is not None and method != MODELED:
-        problems += _find_detour(least_sent, setup, _traffic(probes))
+        problems += _find_detour(least_sent, setup, traffic)
     document: NetworkDocument = {
         "asked": asked,
         "method": method,
         "probes": probes,
-        "traffic": _traffic(probes),
+        "traffic": traffic,
         "summary": _summarize_network(asked, method, probes, problems),
     }
     if setup is not None:
@@ -366,30 +361,24 @@ def network_document(
     return document
 
 
-def _is_setup(report: Mapping[str, Any]) -> bool:
-    return report.get("stage") == SETUP and isinstance(report.get("setup"), Mapping)
-
-
 def parse_probe(report: Mapping[str, Any]) -> ProbeDocument:
     """A probe's report with every field present and valid."""
     links = report.get("links")
-    counters = report.get("counters")
     error = report.get("error")
-    drained = _numbers(report, ("drained_bytes", "drained_bits_per_second"))
-    probe: ProbeDocument = {
+    return {
         "stage": "after" if report.get("stage") == "after" else "before",
         "form": one_line(report["form"], 20) if isinstance(report.get("form"), str) else None,
-        "ranks": _count(report.get("ranks")),
+        "nodes": _count(report.get("nodes")),
         "networks": _count(report.get("networks")),
         "links": [_numbers(link, ("from", "to", *_LINK_FIGURES)) for link in _rows(links, MAX_LINKS)],
-        "counters": [
-            {"interface": one_line(str(row.get("interface")), 20), **_numbers(row, _LINK_COUNTERS)}
-            for row in _rows(counters, MAX_LINKS)
-        ],
+        "counters": [_parse_counters(row) for row in _rows(report.get("counters"), MAX_LINKS)],
         "seconds": report["seconds"] if _is_amount(report.get("seconds")) else None,
         "error": one_line(str(error)) if error else None,
     }
-    return cast(ProbeDocument, {**probe, **drained})
+
+
+def _parse_counters(row: Mapping[str, Any]) -> dict[str, str | float]:
+    return {"interface": one_line(str(row.get("interface")), 20), **_numbers(row, _LINK_COUNTERS)}
 
 
 def _network_method(asked: str | None, shaping: Mapping[str, Any] | None) -> str:
@@ -466,13 +455,17 @@ def _summarize_network(
     }
 
 
-def _traffic(probes: Sequence[ProbeDocument]) -> TrafficDocument | None:
-    """The difference of the counters between the probe before the task and the first one after it; None if ranks share
-    an interface."""
-    after = next((probe for probe in probes[1:] if probe["stage"] == "after"), None)
-    if after is None or probes[0]["networks"] < 2 or len(probes[0]["counters"]) != len(after["counters"]):
+def _traffic(probes: Sequence[ProbeDocument], interfaces: Mapping[int, Mapping[str, Any]]) -> TrafficDocument | None:
+    """The growth of the counters from the probe before the task to the one after it, or to what each node read at the
+    end; None if nodes share an interface."""
+    if not probes or probes[0]["networks"] < 2:
         return None
-    pairs = list(zip(probes[0]["counters"], after["counters"], strict=True))
+    after = next((probe["counters"] for probe in probes[1:] if probe["stage"] == "after"), None)
+    if after is None:
+        after = [_parse_counters(interfaces[node]) for node in sorted(interfaces)]
+    if len(probes[0]["counters"]) != len(after):
+        return None
+    pairs = list(zip(probes[0]["counters"], after, strict=True))
 
     def growth(key: str) -> list[int]:
         return [max(0, int(after.get(key, 0)) - int(before.get(key, 0))) for before, after in pairs]

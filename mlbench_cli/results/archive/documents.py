@@ -285,22 +285,20 @@ class EnvironmentDocument(TypedDict):
 
 
 class ProbeDocument(TypedDict):
-    """One probe. `links` are from a rank to its right neighbor; `counters` are of each rank's interface, since boot."""
+    """One probe. `links` are from a node to its right neighbor; `counters` are of each node's interface, since boot."""
 
     stage: Annotated[str, _one_of(("before", "after"))]
     form: str | None
-    ranks: Count
-    networks: Count  # network stacks of the ranks; 1: all share one
+    nodes: Count  # machines or pods of the run; workers on an emulated network
+    networks: Count  # network stacks of the nodes; 1: all share one
     links: list[dict[str, float]]
     counters: list[dict[str, str | float]]
-    drained_bytes: NotRequired[Amount]  # sent by each rank first, to empty token buckets of the cluster's network
-    drained_bits_per_second: NotRequired[Amount]
     seconds: Amount | None
     error: str | None
 
 
 class TrafficDocument(TypedDict):
-    """Traffic of the ranks' interfaces between the two probes: maxima over ranks, sums for losses."""
+    """Traffic of the nodes' interfaces from the probe to the end of the task: maxima over nodes, sums for losses."""
 
     max_sent_bytes: Count
     max_received_bytes: Count

@@ -27,6 +27,7 @@ from mlbench_cli.util.text import one_line
 from mlbench_cli.util.times import MAX_SECONDS, parse_timestamp, read_moment, timestamp
 from task_images import contract
 
+MAX_LINKS = 64  # of a network, and probes and counters
 MAX_ROW_BYTES = 1 << 20  # of resources.jsonl; longer lines are not rows
 # Longer events are ignored and counted, so that a log without line ends needs no memory.
 MAX_LINE_BYTES = 1 << 20
@@ -186,7 +187,8 @@ class SampleWatch:
     """Collects facts about a run's clocks and logs from the rows of resources.jsonl, which it passes through.
 
     `log_bytes` is the last size of each rank's log, `machines` the number of rows about machine load, `locks` the lock
-    states of the machines, `first` and `last` the times of the earliest and latest row.
+    states of the machines, `first` and `last` the times of the earliest and latest row. `probe` is the report about the
+    network between the nodes of a run, and `interfaces` what their interfaces had counted at the end, by node.
     """
 
     def __init__(self) -> None:
@@ -196,6 +198,8 @@ class SampleWatch:
         self.locks: set[str] = set()
         self.first: float | None = None
         self.last: float | None = None
+        self.probe: Mapping[str, Any] | None = None
+        self.interfaces: dict[int, Mapping[str, Any]] = {}
         self._clocks: dict[int, tuple[float, float]] = {}  # worker -> the row's time, and its seconds since the start
 
     def watch(self, rows: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
@@ -213,6 +217,10 @@ class SampleWatch:
                 if isinstance(row.get("lock"), str):
                     self.locks.add(row["lock"])
                 self._compare_clocks(row, moment)
+            elif row.get("kind") == "network":
+                self.probe = self.probe or row
+            elif row.get("kind") == "interface" and row.get("worker") in range(MAX_LINKS):
+                self.interfaces[row["worker"]] = row
             yield row
 
     def _compare_clocks(self, row: Mapping[str, Any], moment: float | None) -> None:
@@ -331,15 +339,14 @@ class ReportedFacts(Struct, frozen=True):
 
     `result` is the last result in rank 0's own log, as returned by `parse_result`; if there is none and rank 0 was
     watched, the result derived from its metrics. `environments` are facts by rank, `metrics` the last values of
-    rank 0 by name, `phase` its last phase event, `probes` its network events. `written` and `restored` are the
-    checkpoints of rank 0. `is_watched`: the result was derived from metrics.
+    rank 0 by name, `phase` its last phase event. `written` and `restored` are the checkpoints of rank 0. `is_watched`:
+    the result was derived from metrics.
     """
 
     result: JsonObject | None
     environments: Mapping[int, Mapping[str, Any]]
     metrics: dict[str, float | str]
     phase: JsonObject
-    probes: Sequence[Mapping[str, Any]]
     written: Sequence[Checkpoint]
     restored: Sequence[Checkpoint]
     is_watched: bool
@@ -396,7 +403,6 @@ def collect_events(evidence: Evidence, write_metric: Callable[[bytes], object]) 
         collector.environments,
         collector.metrics,
         collector.phase,
-        collector.probes,
         written=collector.checkpoints["checkpoint_seconds"],
         restored=collector.checkpoints["restore_seconds"],
         is_watched=reported is None,
@@ -407,7 +413,6 @@ def collect_events(evidence: Evidence, write_metric: Callable[[bytes], object]) 
 class _EventCollector:
     """One pass over the logs of a run."""
 
-    MAX_PROBES = 8
     MAX_CHECKPOINTS = 10_000
 
     def __init__(self, evidence: Evidence, watcher: "GoalWatcher | None") -> None:
@@ -420,7 +425,6 @@ class _EventCollector:
         self.environments: dict[int, JsonObject] = {}
         self.metrics: dict[str, float | str] = {}
         self.phase: JsonObject = {}
-        self.probes: list[Mapping[str, Any]] = []
         self.checkpoints: dict[str, list[Checkpoint]] = {"checkpoint_seconds": [], "restore_seconds": []}
 
     def read(self, number: int, log: BinaryIO) -> Iterator[bytes]:
@@ -444,8 +448,6 @@ class _EventCollector:
                 self.environments.setdefault(rank, {}).update(parse_environment(event, facts.counts))
             elif kind == "phase" and rank == number == 0:
                 self.phase = parse_phase(event, self.phase)
-            elif kind == "network" and rank == number == 0 and len(self.probes) < self.MAX_PROBES:
-                self.probes.append(event)
             elif kind == "result" and rank == number == 0:
                 found = parse_result(event)
                 if found is not None and self.reported is not None and found != self.reported:

@@ -141,7 +141,7 @@ def judge(evidence: Evidence, write_metric: Callable[[bytes], object] = lambda l
     )
     asked = spec.network if spec.workers > 1 else None
     details = (reported.result or _NO_RESULT)["details"]
-    network = network_document(asked, reported.probes, evidence.shaping, find_least_sent(spec, details))
+    network = network_document(asked, samples, evidence.shaping, find_least_sent(spec, details))
     faults = faults_document(evidence.faults, reported)
     step = find_clock_step(evidence.observation, samples)
     if step is not None and reported.is_watched and reported.result is not None:
@@ -752,7 +752,7 @@ def official_text(result: Mapping[str, Any]) -> str:
         line += f"\nMethod of communication: {method}, not the task's own."
     network = result.get("network")
     if network and (phrase := network_phrase(network)):
-        line += f"\nNetwork between the ranks: {phrase}."
+        line += f"\nNetwork between the workers: {phrase}."
     conditions = result.get("conditions")
     if conditions and conditions["labels"]:
         line += f"\nThe run did not have its machine to itself: {Conditions.from_dict(conditions).phrase}."

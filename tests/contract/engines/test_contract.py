@@ -100,6 +100,25 @@ def test_parameter_servers_run_beside_the_workers_as_ranks_after_theirs(lab: Eng
     assert (run.folder / "output/rank-2/file").read_text() == "2\n"
 
 
+@by_day("hosts", "slurm", "kubernetes")
+def test_the_network_between_nodes_is_measured_for_any_command(lab: EngineLab, kind: str) -> None:
+    run = lab.start(shell("sleep 0.1"), workers=3)
+    assert lab.end(run).ended == "exited"
+    lab.engine.head(run).fetch()
+    path = run.folder / "resources.jsonl"
+    rows = [row for line in path.read_text().splitlines() if "kind" in (row := json.loads(line))]
+    probes = [row for row in rows if row["kind"] == "network"]
+    if kind == "local":
+        assert probes == []
+        return
+    assert [(row["worker"], row["nodes"], row["form"], len(row["links"])) for row in probes] == [(0, 3, "short", 3)]
+    after = {row["worker"]: row for row in rows if row["kind"] == "interface"}
+    assert sorted(after) == [0, 1, 2]
+    for node, before in enumerate(probes[0]["counters"]):
+        assert after[node]["interface"] == before["interface"]
+        assert after[node]["tx_bytes"] >= before["tx_bytes"] > 0
+
+
 @by_day("hosts", "kubernetes")
 def test_only_rank_0_runs_the_command(lab: EngineLab) -> None:
     run = lab.start(shell("echo $RANK"), workers=3, run_on_all=False)

@@ -30,13 +30,15 @@ FUZZ = settings(
 SAMPLES = [{"time": 1_760_000_000.0 + 10 * n, "rank": 0, "cpu_seconds": 1.0 * n, "log_bytes": n} for n in range(3)] + [
     {"time": 1_760_000_000.0 + n, "kind": "machine", "elapsed_seconds": 1.0 * n, "cores": 2} for n in range(3)
 ]
+SAMPLES += [
+    {"kind": "network", "stage": "before", "nodes": 2, "networks": 2, "links": [{"rtt_p50_seconds": 0.01}],
+     "counters": [{"tx_bytes": 1}, {}], "seconds": 0.1},
+    *({"kind": "interface", "worker": node, "tx_bytes": 9, "interface": "eth0"} for node in range(2)),
+]  # fmt: skip
 FAULTS = {
     "script": None, "seed": 1, "policy": "restart", "began": 1.76e9, "ended": 60.0,
     "attempts": [{"started": 0.0, "training": 1.0, "ended": 20.0, "ranks": 2}, {"started": 21.0, "ranks": 2}],
     "events": [{"at": 5.0, "planned": {"kind": "kill", "target": 1}}],
-}  # fmt: skip
-PROBE: dict[str, Any] = {
-    "stage": "before", "ranks": 2, "networks": 2, "links": [{"rtt_seconds": 0.01}], "counters": [{}], "seconds": 0.1
 }  # fmt: skip
 
 
@@ -65,8 +67,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A sealed archive with every kind of evidence."""
     folder = tmp_path_factory.mktemp("fuzz") / "run"
     logs = {rank: training_log(rank) for rank in range(2)}
-    logs[0].insert(1, event("network", **PROBE))
-    logs[0].insert(2, event("metric", at=30.0, name="checkpoint_seconds", value=0.1, step=3))
+    logs[0].insert(1, event("metric", at=30.0, name="checkpoint_seconds", value=0.1, step=3))
     run = new_run(folder, spec(on_failure="restart"), logs)
     (folder / run_folder.RESOURCES).write_text("".join(f"{json.dumps(row)}\n" for row in SAMPLES))
     (folder / run_folder.FAULTS).write_text(json.dumps({"schema_version": 1, **FAULTS}))
@@ -83,10 +84,13 @@ def test_no_document_of_a_stranger_breaks_the_judge(whole: Path, tmp_path: Path,
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(whole, folder)
     names = sorted(path.name for path in folder.glob("*.json"))
-    name = data.draw(some.sampled_from(names))
-    document = json.loads((folder / name).read_text())
+    name = data.draw(some.sampled_from([*names, run_folder.RESOURCES]))
+    lines = [(folder / name).read_text()] if name in names else (folder / name).read_text().splitlines()
+    number = data.draw(some.integers(0, len(lines) - 1))
+    document = json.loads(lines[number])
     path = data.draw(some.sampled_from(list(places(document))))
-    (folder / name).write_text(json.dumps(put(document, path, data.draw(VALUES))))
+    lines[number] = json.dumps(put(document, path, data.draw(VALUES)))
+    (folder / name).write_text("".join(f"{line}\n" for line in lines))
     write_sums(folder)
     verify(folder)  # answers
 
@@ -94,7 +98,6 @@ def test_no_document_of_a_stranger_breaks_the_judge(whole: Path, tmp_path: Path,
 EVENTS: dict[str, dict[str, Any]] = {
     "metric": {"name": "val_Prec@1", "value": 80.5, "epoch": 1, "step": 3, "seconds": 10.0, "unit": "%"},
     "phase": {"phase": "training", "epoch": 1, "epochs": 3, "step": 1, "steps": 9},
-    "network": PROBE,
     "environment": {"env": {"OMP_NUM_THREADS": "1"}, "world_size": 2, "nccl": {"network": "x"}, "memlock_bytes": 5},
     "result": json.loads(result_event().partition(" ")[2]),
 }

@@ -178,14 +178,14 @@ def test_a_system_that_lets_nobody_make_namespaces_is_the_reason() -> None:
 def test_a_run_has_the_network_and_its_archive_the_proof(lab: Lab) -> None:
     code = (
         "import json, os, socket; print(json.dumps([sorted(name for _, name in socket.if_nameindex()),"
-        "os.environ['MASTER_ADDR'], os.environ['MLBENCH_HOSTS'], os.environ['MLBENCH_NETWORK'],"
+        "os.environ['MASTER_ADDR'], os.environ['MLBENCH_HOSTS'],"
         "os.environ['GLOO_SOCKET_IFNAME'], '{hosts}']), flush=True)"
     )
     run = lab.start(python(code), workers=2, processes_per_worker=2, network=SLOW)
     assert lab.end(run).ended == Ending.EXITED
     hosts = "10.77.0.1,10.77.0.2"
     for rank in range(4):
-        assert json.loads(lab.log(run, rank)) == [["eth0", "lo"], "10.77.0.1", hosts, SLOW, "eth0", hosts]
+        assert json.loads(lab.log(run, rank)) == [["eth0", "lo"], "10.77.0.1", hosts, "eth0", hosts]
     document = json.loads((run.folder / "shaping.json").read_text())
     assert (document["asked"], [probe["stage"] for probe in document["probes"]]) == (SLOW, ["before", "after"])
     assert document["task"]["sent_bytes"] is not None

@@ -11,12 +11,13 @@ import pytest
 from mlbench_cli.results.analysis.compare import compare
 from mlbench_cli.results.analysis.series import collect
 from mlbench_cli.results.archive.conditions import find_least_sent, network_document
+from mlbench_cli.results.archive.evidence import SampleWatch
 from mlbench_cli.results.archive.files import Archive
 from mlbench_cli.results.archive.record import write_run_document
 from mlbench_cli.results.archive.seal import seal
 from mlbench_cli.results.archive.verify import find_problems
 from mlbench_cli.util.json_text import format_parsed
-from tests.unit.results.runs import event, new_run, observation_of, sealed_run, spec, training_log
+from tests.unit.results.runs import new_run, observation_of, sealed_run, spec
 
 Report = dict[str, Any]
 
@@ -31,14 +32,32 @@ def probe(stage: str = "before", rate: float = 9.4e9, trip: float = 2e-4, **chan
         {"interface": "eth0", "tx_bytes": sent * (rank + 1), "rx_bytes": sent, "tx_dropped": 0, "retransmits": sent}
         for rank in range(2)
     ]
-    facts = {"form": "full", "ranks": 2, "networks": 2, "links": links, "counters": counters, "seconds": 1.2}
+    facts = {"form": "full", "nodes": 2, "networks": 2, "links": links, "counters": counters, "seconds": 1.2}
     return {"stage": stage, **facts, **changes}
 
 
+def rows(*probes: Report) -> list[Report]:
+    """What agents write: the probe before the ranks start, and each node's counters after they have ended."""
+    return [
+        row
+        for report in probes
+        for row in (
+            [{"kind": "network", **report}]
+            if report["stage"] == "before"
+            else [{"kind": "interface", "worker": node, **counters} for node, counters in enumerate(report["counters"])]
+        )
+    ]
+
+
+def document_of(asked: str | None, *probes: Report, shaping: Any = None, least_sent: float | None = None) -> Any:
+    samples = SampleWatch()
+    assert len(list(samples.watch(rows(*probes)))) == len(rows(*probes))
+    return network_document(asked, samples, shaping, least_sent)
+
+
 def sealed_with(folder: Path, *probes: Report, shaping: Any = None, **changes: Any) -> Path:
-    run_spec = spec(**changes)
-    head = [event("network", **report) for report in probes]
-    run = new_run(folder, run_spec, {0: [*head, *training_log(0)], 1: training_log(1)})
+    run = new_run(folder, spec(**changes))
+    (folder / "resources.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows(*probes)))
     if shaping is not None:
         (folder / "shaping.json").write_bytes(format_parsed({"schema_version": 1, **shaping}))
     write_run_document(run)
@@ -47,7 +66,7 @@ def sealed_with(folder: Path, *probes: Report, shaping: Any = None, **changes: A
 
 
 def test_a_run_that_measured_nothing_has_no_document(tmp_path: Path) -> None:
-    assert network_document(None, [], None) is None
+    assert document_of(None) is None
     folder = sealed_run(tmp_path / "a")
     assert not (folder / "network.json").exists()
     assert "network" not in json.loads((folder / "result.json").read_text())
@@ -72,7 +91,7 @@ def test_the_table_of_charts_has_the_measured_network(tmp_path: Path) -> None:
     assert table(*found[2:]) == [("1.27279e+09", "0.002")]  # geometric means
 
 
-def test_the_probes_of_rank_0_become_a_document(tmp_path: Path) -> None:
+def test_the_probe_between_the_nodes_becomes_a_document(tmp_path: Path) -> None:
     folder = sealed_with(tmp_path / "a", probe(), probe("after"))
     document = json.loads((folder / "network.json").read_text())
     assert document["summary"] == {
@@ -94,27 +113,25 @@ def test_the_probes_of_rank_0_become_a_document(tmp_path: Path) -> None:
     }
     assert json.loads((folder / "result.json").read_text())["network"] == document["summary"]
     official = (folder / "official_result.txt").read_text()
-    assert "Network between the ranks: 8.46 Gbit/s, RTT 400 us." in official
+    assert "Network between the workers: 8.46 Gbit/s, RTT 400 us." in official
     assert find_problems(folder) == []
 
 
-def test_ranks_of_one_machine_say_nothing_in_the_official_file(tmp_path: Path) -> None:
+def test_nodes_of_one_machine_say_nothing_in_the_official_file(tmp_path: Path) -> None:
     folder = sealed_with(tmp_path / "a", probe(networks=1))
     assert "Network" not in (folder / "official_result.txt").read_text()
 
 
 def test_what_is_malformed_in_a_report_is_left_out() -> None:
     bad = probe(links=[{"from": 0, "rtt_p50_seconds": "fast", "x": 1}, 7], counters="none", seconds=-1, networks="2")
-    document = network_document(None, [bad], None)
-    assert document is not None
+    document = document_of(None, bad)
     (found,) = document["probes"]
     assert (found["links"], found["counters"], found["seconds"], found["networks"]) == ([{"from": 0}], [], None, 0)
     assert document["summary"]["rtt_seconds"] is None
 
 
 def test_a_probe_that_failed_is_kept_with_its_reason() -> None:
-    document = network_document(None, [{"stage": "before", "error": "refused\n\x1b[2J", "seconds": 1.0}], None)
-    assert document is not None
+    document = document_of(None, {"stage": "before", "error": "refused\n\x1b[2J", "seconds": 1.0})
     assert document["probes"][0]["error"] == "refused [2J"
 
 
@@ -204,41 +221,17 @@ def test_measured_networks_differ_only_beyond_noise(
     assert all(text.startswith("The measured networks differ: 8.46 Gbit/s, RTT 400 us and ") for text in texts)
 
 
-def test_a_network_that_a_cluster_shaped_is_told_by_events(tmp_path: Path) -> None:
-    """Who shaped it, what was done, and three probes after the task of which one has to fit."""
-    setup = {"stage": "setup", "setup": {"method": "nsenter", "discipline": "tbf", "links": 2}}
-    good: Report = {"links": [{"from": 0, "to": 1, "rtt_p50_seconds": 1e-4, "together_bits_per_second": 0.97e9}]}
-    busy: Report = {"links": [{"from": 0, "to": 1, "rtt_p50_seconds": 5e-3, "together_bits_per_second": 0.5e9}]}
-    before = probe(**good, drained_bytes=600 << 20)
-    folder = sealed_with(
-        tmp_path / "a", setup, before, probe("after", **busy), probe("after", **good), probe("after", **busy),
-        network="1gbit",
-    )  # fmt: skip
-    document = json.loads((folder / "network.json").read_text())
-    assert (document["method"], document["setup"]) == ("nsenter", setup["setup"])
-    assert [entry["stage"] for entry in document["probes"]] == ["before", "after", "after", "after"]
-    assert document["probes"][0]["drained_bytes"] == 600 << 20
-    assert (document["summary"]["held"], document["summary"]["problems"]) == (True, [])
-    assert find_problems(folder) == []
-    other = sealed_with(tmp_path / "b", setup, before, *(probe("after", **busy) for _ in range(3)), network="1gbit")
-    assert json.loads((other / "network.json").read_text())["summary"]["problems"] == [
-        "it carries 500 Mbit/s with all ranks sending (after the task)",
-        "its round trip is 5 ms instead of 0 us (after the task)",
-    ]
-
-
 @pytest.mark.parametrize(("counted", "held"), [(4_000_000, True), (3_000_000, False), (0, False)])
 def test_bytes_that_went_another_way_are_found(counted: int, held: bool) -> None:
     """MPI and NCCL between ranks of one machine may use its memory: the links then count less than the ranks sent."""
     link = {"from": 0, "to": 1, "rtt_p50_seconds": 1e-4, "together_bits_per_second": 0.97e9}
     probes = [probe(stage, links=[link]) for stage in ("before", "after")]
     task = {"switch": None, "sent_bytes": [counted, counted // 2]}
-    by_switch = network_document("1gbit", [], {"method": "packet", "probes": probes, "task": task}, 4e6)
+    by_switch = document_of("1gbit", shaping={"method": "packet", "probes": probes, "task": task}, least_sent=4e6)
     for number, entry in enumerate(probes):
         entry["counters"] = [{"interface": "eth0", "tx_bytes": number * counted}] * 2
-    by_interface = network_document("1gbit", probes, None, 4e6)
+    by_interface = document_of("1gbit", shaping={"method": "netem", "probes": probes}, least_sent=4e6)
     for document in (by_switch, by_interface):
-        assert document is not None
         assert document["summary"]["held"] is held
         reason = f"its links counted {counted / 1e6:.1f} MB, but the ranks sent 4.0 MB or more"
         assert (reason in document["summary"]["problems"]) is not held

@@ -1,11 +1,11 @@
-"""Measures the network between the ranks: round trips, goodput, bursts and counters. Standard library only.
+"""Measures the network between the nodes of a run: round trips, goodput, bursts and counters. Standard library only.
 
-Neighbors in the ring of ranks measure each other over separate TCP connections: r sends to r + 1. Ranks on one network
-interface (processes of one machine) use the short form, about 20 ms; otherwise it takes up to 2 s. If the measurement
-fails, this is reported, and the run continues.
+Neighbors in the ring of nodes measure each other over separate TCP connections: n sends to n + 1. Nodes with one
+network stack (on one machine) use the short form, about 20 ms; otherwise it takes up to 2 s. If the measurement fails,
+this is reported, and the run continues.
 
-Engines that emulate the network start the same probe as a program, one process for each rank:
-`python -m task_images.network RANK STAGE TOKEN HOST:PORT ...` with the places of all ranks. Rank 0 prints the report.
+Where the network is emulated, this is a program, started in the network of each worker:
+`main([NODE, STAGE, TOKEN, HOST:PORT, ...])` with the places of all. Node 0 prints the report.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import json
 import os
 import secrets
 import socket
-import struct
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -22,9 +21,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from typing import Any, NamedTuple, TypeVar
 
+from mlbench_cli.agent.interfaces import find_interface
+
 _T = TypeVar("_T")
 
-FULL, SHORT, AFTER = "full", "short", "after"
+BEFORE, AFTER = "before", "after"  # the task
+FULL, SHORT = "full", "short"
 
 CONNECT_SECONDS = 10.0
 STEP_SECONDS = 20.0  # timeout for a neighbor's answer, on the slowest link
@@ -40,96 +42,34 @@ MAX_ALONE, MAX_LINKS = 4, 64  # most links measured alone, one after the other; 
 GROWTH = 4
 _BLOCK = memoryview(bytes(1 << 18))
 _WARM_UP = 0.2  # share of a transfer that is not timed: TCP slow start
-_SOCKET_FAMILY = socket.AF_INET
-_GET_ADDRESS = 0x8915  # SIOCGIFADDR
-_INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
 class Meeting(NamedTuple):
-    """Where ranks listen, by rank; the token that all of them know, to reject connections of other programs; and the
+    """Where nodes listen, in order; the token that all of them know, to reject connections of other programs; and the
     number of network stacks that they have."""
 
     listener: socket.socket
     places: Sequence[tuple[str, int]]
-    token: bytes
+    token: str
     networks: int
 
 
-def measure_network(store: Any, rank: int, size: int, stage: str, master: str = "") -> dict[str, Any] | None:
-    """Measure the links among all ranks; all must call it. Returns rank 0's report, None on the others: the event
-    `network` of contract.py, with links from each rank to its right neighbor.
-
-    store    shared by the ranks: torch's rendezvous store
-    stage    before or after: the report's name, and a part of the keys in the store
-    master   address of rank 0, whose route determines this rank's interface if no variable names it
-    """
-
-    def meet() -> Meeting:
-        address = find_own_address(os.environ, master)
-        listener = socket.create_server((address, 0), family=_SOCKET_FAMILY, backlog=size + 8)
-        if rank == 0:
-            store.set(f"network/{stage}/token", secrets.token_hex(16))
-        token = store.get(f"network/{stage}/token")
-        own = f"{address} {listener.getsockname()[1]} {_network_identity()}"
-        everyone = exchange_addresses(store, rank, size, stage, own)
-        places = [(host, int(port)) for host, port, _ in everyone]
-        return Meeting(listener, places, token, len({identity for _, _, identity in everyone}))
-
-    return _report(rank, stage, meet)
-
-
-def _report(rank: int, stage: str, meet: Callable[[], Meeting]) -> dict[str, Any] | None:
+def measure_network(node: int, stage: str, meeting: Meeting) -> dict[str, Any]:
+    """Measure the links among all nodes; all must call it, and it closes the listener. Returns the report on node 0,
+    with links from each node to its right neighbor; on the others something that tells nothing."""
     begun = time.monotonic()
+    form = SHORT if meeting.networks == 1 else FULL if stage == BEFORE else AFTER
+    report = {"stage": stage, "form": form, "networks": meeting.networks}
     try:
-        listener, places, token, networks = meet()
-        form = SHORT if networks == 1 else FULL if stage == "before" else AFTER
-        with listener:
-            found = _measure(rank, places, listener, token, form)
+        with meeting.listener as listener:
+            report |= _measure(node, meeting.places, listener, meeting.token.encode(), form) or {}
     except (OSError, RuntimeError, ValueError) as error:
-        report: dict[str, Any] = {"stage": stage, "error": " ".join(str(error).split())[:200]}
-    else:
-        report = {"stage": stage, "form": form, "networks": networks, **(found or {})}
-    return None if rank else {**report, "seconds": time.monotonic() - begun}
+        report = _explain(stage, error)
+    return {**report, "seconds": round(time.monotonic() - begun, 6)}
 
 
-def exchange_addresses(store: Any, rank: int, size: int, stage: str, own: str) -> list[list[str]]:
-    """Exchange three words per rank, and return those of all ranks, by rank.
-
-    At most four requests per rank for any number of ranks; reading all keys would take a million for 1,024 ranks.
-    """
-    store.append(f"network/{stage}/each", f"{rank} {own}\n")
-    try:
-        if store.add(f"network/{stage}/count", 1) == size:
-            each = store.get(f"network/{stage}/each").decode()
-            store.set(f"network/{stage}/all", each)
-        else:
-            each = store.get(f"network/{stage}/all").decode()
-    except (OSError, RuntimeError) as error:
-        here = {int(line.partition(" ")[0]) for line in store.get(f"network/{stage}/each").decode().splitlines()}
-        missing = ", ".join(str(other) for other in range(size) if other not in here)
-        raise TimeoutError(f"rank {missing} sent no address: {error}") from None
-    return [line.split(" ", 3)[1:] for line in sorted(each.splitlines(), key=lambda line: int(line.partition(" ")[0]))]
-
-
-def find_own_address(environ: Mapping[str, str], master: str = "") -> str:
-    """The IPv4 address at which other ranks reach this one. Raises OSError if there is none."""
-    for variable in _INTERFACE_VARIABLES:
-        name = environ.get(variable, "").lstrip("=").partition(",")[0]
-        with suppress(OSError, ImportError):
-            if name:
-                return _interface_address(name)
-    with socket.socket(_SOCKET_FAMILY, socket.SOCK_DGRAM) as probe:
-        probe.connect((master or "127.0.0.1", 9))  # sends nothing; the kernel only selects a route
-        return str(probe.getsockname()[0])
-
-
-def find_interface(address: str) -> str | None:
-    """The name of the interface with this address."""
-    for _, name in socket.if_nameindex():
-        with suppress(OSError, ImportError):
-            if _interface_address(name) == address:
-                return name
-    return None
+def _explain(stage: str, error: Exception) -> dict[str, Any]:
+    return {"stage": stage, "error": " ".join(str(error).split())[:200]}
 
 
 def read_counters(interface: str | None) -> dict[str, Any]:
@@ -148,15 +88,7 @@ def read_counters(interface: str | None) -> dict[str, Any]:
     return found
 
 
-def _interface_address(name: str) -> str:
-    import fcntl
-
-    with socket.socket(_SOCKET_FAMILY, socket.SOCK_DGRAM) as probe:
-        answer = fcntl.ioctl(probe.fileno(), _GET_ADDRESS, struct.pack("256s", name.encode()[:15]))
-    return socket.inet_ntoa(answer[20:24])
-
-
-def _network_identity() -> str:
+def stack_identity() -> str:
     """An identifier that is equal for processes with the same network stack."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
@@ -263,21 +195,21 @@ def accept(listener: socket.socket, token: bytes, wanted: set[str]) -> dict[str,
 
 
 def _measure(
-    rank: int, places: Sequence[tuple[str, int]], listener: socket.socket, token: bytes, form: str
+    node: int, places: Sequence[tuple[str, int]], listener: socket.socket, token: bytes, form: str
 ) -> dict[str, Any] | None:
     size = len(places)
-    right, left = (rank + 1) % size, (rank - 1) % size
-    wanted = {f"data {left}"} | ({f"control {other}" for other in range(1, size)} if rank == 0 else set())
+    right, left = (node + 1) % size, (node - 1) % size
+    wanted = {f"data {left}"} | ({f"control {other}" for other in range(1, size)} if node == 0 else set())
     with ExitStack() as stack:
         # A connection is made when the other side listens, before it accepts.
-        forward = stack.enter_context(closing(connect(places[right], token + f" data {rank}".encode())))
+        forward = stack.enter_context(closing(connect(places[right], token + f" data {node}".encode())))
         control = None
-        if rank:
-            control = stack.enter_context(closing(connect(places[0], token + f" control {rank}".encode())))
+        if node:
+            control = stack.enter_context(closing(connect(places[0], token + f" control {node}".encode())))
         accepted = accept(listener, token, wanted)
         for line in accepted.values():
             stack.enter_context(closing(line))
-        member = _Member(form, forward, accepted[f"data {left}"], places[rank][0])
+        member = _Member(form, forward, accepted[f"data {left}"], places[node][0])
         if control is not None:
             member.follow(control)
             return None
@@ -285,7 +217,7 @@ def _measure(
 
 
 class _Member:
-    """One rank of the probe: executes rank 0's orders one by one."""
+    """One node of the probe: executes node 0's orders one by one."""
 
     def __init__(self, form: str, forward: Line, backward: Line, address: str) -> None:
         self._form, self._forward, self._backward = form, forward, backward
@@ -364,12 +296,12 @@ def _beside(aside: Callable[[], Any], main: Callable[[], _T]) -> _T:
 
 
 def _lead(member: _Member, followers: Sequence[Line], size: int, form: str) -> dict[str, Any]:
-    """Rank 0's part: order one step after the other, and collect the results."""
+    """Node 0's part: order one step after the other, and collect the results."""
 
     def order(words: Mapping[int, str], number: int, others: str = "rest") -> list[Any]:
-        """Send each rank its order (`others` if it has none), and return the answers by rank."""
-        for rank, line in enumerate(followers, 1):
-            line.write(f"{words.get(rank, others)} {number}")
+        """Send each node its order (`others` if it has none), and return the answers by node."""
+        for node, line in enumerate(followers, 1):
+            line.write(f"{words.get(node, others)} {number}")
         own = member.do(words.get(0, others), number)
         return [own, *(json.loads(line.read()) for line in followers)]
 
@@ -380,7 +312,7 @@ def _lead(member: _Member, followers: Sequence[Line], size: int, form: str) -> d
 
     # The task's share is counted from the end of the probe before it to the start of the one after it.
     counters = order({}, 0, "counters") if form == AFTER else []
-    links: list[dict[str, Any]] = [{"from": rank, "to": (rank + 1) % size} for rank in range(size)]
+    links: list[dict[str, Any]] = [{"from": node, "to": (node + 1) % size} for node in range(size)]
     for link, times in zip(links, order({}, PINGS[form], "ping"), strict=True):
         link["rtt_p50_seconds"] = times[len(times) // 2]
         link["rtt_p90_seconds"] = times[int(0.9 * len(times))]
@@ -400,7 +332,7 @@ def _lead(member: _Member, followers: Sequence[Line], size: int, form: str) -> d
     counters = counters or order({}, 0, "counters")
     for line in followers:
         line.write("end")
-    return {"ranks": size, "links": links[:MAX_LINKS], "counters": counters[:MAX_LINKS]}
+    return {"nodes": size, "links": links[:MAX_LINKS], "counters": counters[:MAX_LINKS]}
 
 
 def find_least(measure: Callable[[], float], enough: float) -> float:
@@ -417,15 +349,16 @@ def _shift(values: Sequence[Any]) -> list[Any]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """RANK STAGE TOKEN HOST:PORT ...; rank 0 prints the report."""
-    rank, stage, token, *places = arguments
+    """NODE STAGE TOKEN HOST:PORT ...; node 0 prints the report."""
+    node, stage, token, *places = int(arguments[0]), *arguments[1:]
     hosts = [(host, int(port)) for host, _, port in (place.rpartition(":") for place in places)]
-
-    def meet() -> Meeting:
-        listener = socket.create_server(hosts[int(rank)], family=_SOCKET_FAMILY, backlog=len(hosts) + 8)
-        return Meeting(listener, hosts, token.encode(), len({host for host, _ in hosts}))
-
-    if (report := _report(int(rank), stage, meet)) is not None:
+    try:
+        listener = socket.create_server(hosts[node], backlog=len(hosts) + 8)
+    except OSError as error:
+        report = _explain(stage, error)
+    else:
+        report = measure_network(node, stage, Meeting(listener, hosts, token, len({host for host, _ in hosts})))
+    if node == 0:
         print(json.dumps(report), flush=True)
     return 0
 

@@ -11,31 +11,31 @@ from typing import Any
 import pytest
 
 from mlbench_cli.agent.machine import free_port
-from task_images import network
+from mlbench_cli.agent.network import probe as network
 
 ROOT = Path(__file__).parents[3]
 SECONDS = 200
 
 
-def probe(size: int) -> Any:
+def measure(size: int) -> Any:
     places = [f"127.0.0.1:{free_port()}" for _ in range(size)]
-    words = [sys.executable, "-m", "task_images.network"]
-    ranks = [
-        subprocess.Popen([*words, str(rank), "before", "token", *places], cwd=ROOT, stdout=subprocess.PIPE, text=True)
-        for rank in range(size)
+    words = [sys.executable, "-m", "mlbench_cli.agent.network.probe"]
+    nodes = [
+        subprocess.Popen([*words, str(node), "before", "token", *places], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+        for node in range(size)
     ]
-    texts = [rank.communicate(timeout=SECONDS)[0] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0] * size
+    texts = [node.communicate(timeout=SECONDS)[0] for node in nodes]
+    assert [node.returncode for node in nodes] == [0] * size
     assert texts[1:] == [""] * (size - 1)
     return json.loads(texts[0])
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_ranks_of_one_machine_take_the_short_form(size: int) -> None:
-    report = probe(size)
+def test_nodes_of_one_machine_take_the_short_form(size: int) -> None:
+    report = measure(size)
     assert "error" not in report, report["error"]
-    assert (report["stage"], report["form"], report["ranks"], report["networks"]) == ("before", "short", size, 1)
-    assert [(link["from"], link["to"]) for link in report["links"]] == [(r, (r + 1) % size) for r in range(size)]
+    assert (report["stage"], report["form"], report["nodes"], report["networks"]) == ("before", "short", size, 1)
+    assert [(link["from"], link["to"]) for link in report["links"]] == [(n, (n + 1) % size) for n in range(size)]
     assert all(0 < link["rtt_p50_seconds"] <= link["rtt_p90_seconds"] for link in report["links"])
     assert report["links"][0]["alone_bits_per_second"] > 0
     assert {row["interface"] for row in report["counters"]} == {"lo"}
@@ -43,7 +43,7 @@ def test_ranks_of_one_machine_take_the_short_form(size: int) -> None:
     assert all(row["tx_bytes"] > 0 and row["retransmits"] >= 0 for row in report["counters"])
 
 
-def test_a_rank_that_does_not_come_is_a_report_and_not_a_failure(
+def test_a_node_that_does_not_come_is_a_report_and_not_a_failure(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(network, "CONNECT_SECONDS", 0.2)
@@ -54,7 +54,7 @@ def test_a_rank_that_does_not_come_is_a_report_and_not_a_failure(
 
 
 def test_what_comes_with_the_greeting_is_not_lost() -> None:
-    """Rank 0 may order the first ping while a neighbor has not yet read who connected."""
+    """Node 0 may order the first ping while a neighbor has not yet read who connected."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         neighbor = network.connect(listener.getsockname()[:2], b"secret data 1")
         neighbor.socket.sendall(b"xy" + bytes(5))
@@ -83,11 +83,7 @@ def test_a_stranger_is_not_taken_for_a_neighbor() -> None:
             line.close()
 
 
-def test_counters_are_those_of_the_interface_that_has_the_address() -> None:
-    assert network.find_interface("127.0.0.1") == "lo"
-    assert network.find_interface("192.0.2.1") is None
-    assert network.find_own_address({"GLOO_SOCKET_IFNAME": "lo"}) == "127.0.0.1"
-    assert network.find_own_address({"GLOO_SOCKET_IFNAME": "nothing"}, "127.0.0.1") == "127.0.0.1"
+def test_counters_are_those_of_one_interface() -> None:
     assert network.read_counters("lo").keys() >= {"rx_bytes", "tx_bytes", "rx_dropped", "tx_dropped", "retransmits"}
     assert network.read_counters(None) == {"interface": None, "retransmits": network.read_counters("lo")["retransmits"]}
 
