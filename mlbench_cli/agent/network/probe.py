@@ -15,9 +15,9 @@ import os
 import secrets
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from typing import Any, NamedTuple, TypeVar
 
@@ -287,12 +287,22 @@ class _Member:
 
 
 def _beside(aside: Callable[[], Any], main: Callable[[], _T]) -> _T:
-    """Run `aside` in a thread while `main` runs, and return the result of `main`."""
-    with ThreadPoolExecutor(1) as pool:
-        beside = pool.submit(aside)
-        result = main()
-        beside.result()
-        return result
+    """Run `aside` in a thread while `main` runs, and return the result of `main`. The thread keeps no process alive."""
+    problems: list[Exception] = []
+
+    def work() -> None:
+        try:
+            aside()
+        except (OSError, ValueError) as error:
+            problems.append(error)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    result = main()
+    thread.join()
+    if problems:
+        raise problems[0]
+    return result
 
 
 def _lead(member: _Member, followers: Sequence[Line], size: int, form: str) -> dict[str, Any]:
