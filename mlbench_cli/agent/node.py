@@ -243,7 +243,7 @@ class NodeAgent(Agent):
             self._take_lock(now)
             absent = self.plan.get("absent_seconds")
             nodes = self.count if absent is None or now < begun + absent else 1 + len(self._present())
-            if self.node == 0 and len(self._present()) == nodes - 1 and len(self.holders) == nodes:
+            if self.node == 0 and len(self._present()) == nodes - 1 and self._are_locks_known():
                 if problem := self._find_busy():
                     return problem
                 self._announce_start()
@@ -275,11 +275,23 @@ class NodeAgent(Agent):
             self.links[0].send({"do": "lock", "holder": self.holders[self.node]})
             self.is_lock_told = True
 
+    def _are_locks_known(self) -> bool:
+        """Node 0: whether it is known of all nodes that are present who has their machine. Nodes of this run that share
+        a machine have one lock together."""
+        held = self._held()
+        return all(node in self.holders or identity in held for node, identity in self._identities().items())
+
+    def _identities(self) -> dict[int, str | None]:
+        return {0: self.lock_identity, **{node: link.lock_identity for node, link in self._present().items()}}
+
+    def _held(self) -> set[str | None]:
+        """The locks that this run has."""
+        identities = self._identities()
+        return {identities[node] for node, holder in self.holders.items() if not holder and identities[node]}
+
     def _find_busy(self) -> str | None:
-        """Node 0: which machine has another run. Nodes of this run that share a machine have one lock together."""
-        present = self._present()
-        identities = {0: self.lock_identity, **{node: link.lock_identity for node, link in present.items()}}
-        held = {identities[node] for node, holder in self.holders.items() if not holder}
+        """Node 0: which machine has another run."""
+        present, identities, held = self._present(), self._identities(), self._held()
         busy = {node: holder for node, holder in sorted(self.holders.items()) if holder}
         if all(identities[node] in held for node in busy):
             return None
