@@ -12,24 +12,20 @@ import os
 import secrets
 import socket
 import subprocess
-import sys
 from collections.abc import Mapping
 from operator import sub
-from pathlib import Path
 from typing import TypedDict, cast
 
-import mlbench_cli
 from mlbench_cli.agent.network.hub import PACKET, SetupDocument
 from mlbench_cli.agent.network.namespaces import NEW_NETWORK, NEW_USER, ShapingError, become_user_again, enter
+from mlbench_cli.isolation import isolated_command
 from mlbench_cli.model.network import NetworkShape, find_deviations, worker_address
 
-ROOT = Path(mlbench_cli.__file__).parents[1]
 SETUP_SECONDS = 30.0
 PROBE_SECONDS = 90.0
 ATTEMPTS = 3  # of each probe: a busy moment of the machine is no property of the network
 MAX_LATE_SHARE = 0.05
 PROBE_PORT = 7077
-_CODE = "import sys; sys.path.insert(0, sys.argv.pop(1)); from {0} import main; sys.exit(main(sys.argv[1:]))"
 _HUB = "mlbench_cli.agent.network.hub"
 _PROBE = "mlbench_cli.agent.network.probe"
 
@@ -65,7 +61,9 @@ class ShapedNetwork:
         self.channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         words = [str(theirs.fileno()), str(workers), repr(shape.rate), repr(shape.delay)]
         try:
-            self._hub = subprocess.Popen(_program(_HUB, *words), pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+            self._hub = subprocess.Popen(
+                [*isolated_command(_HUB), *words], pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
+            )
         finally:
             theirs.close()
         self.channel.settimeout(SETUP_SECONDS)
@@ -152,7 +150,7 @@ class ShapedNetwork:
         token, started = secrets.token_hex(16), []
         try:
             for worker in range(self.workers):
-                words = _program(_PROBE, str(worker), stage, token, *places)
+                words = [*isolated_command(_PROBE), str(worker), stage, token, *places]
                 started.append(self._start_in(worker, words))
             text, _ = started[0].communicate(timeout=PROBE_SECONDS)
             report = json.loads(text)
@@ -223,8 +221,3 @@ def _find_lateness(task: SwitchDocument) -> str | None:
         return None  # without packets of the task, a late one is the probe's
     share = min(100.0, 100 * counts["late_packets"] / counts["packets"])
     return f"the switch was late with {share:.0f} % of the packets: the machine was busy"
-
-
-def _program(module: str, *arguments: str) -> list[str]:
-    """A Python program of this tool that sees no file of the user's and no installed package."""
-    return [sys.executable, "-I", "-S", "-c", _CODE.format(module), str(ROOT), *arguments]
