@@ -2,6 +2,7 @@
 
 `main(["node"])` in the pods of workers, `main(["head"])` in that of the head; templates'
 start.sh unpacks the code and calls it. The ConfigMap of the run has plan.json.gz; its folder is $MLBENCH_WORK_DIR/run.
+If it has the files of a user's command, too, ranks start in a folder that has them.
 Standard library only, of Python 3.9 or later.
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import gzip
 import os
+import tarfile
 
 from mlbench_cli.agent import head, link, node
 
@@ -22,7 +24,8 @@ def main(arguments: list[str]) -> int:
         os.environ.pop(name, None)
     folder = os.path.join(given["MLBENCH_WORK_DIR"], "run")
     os.makedirs(folder, exist_ok=True)
-    with gzip.open(os.path.join(given.get("MLBENCH_MOUNT", "/mlbench"), "plan.json.gz")) as packed:
+    mount = given.get("MLBENCH_MOUNT", "/mlbench")
+    with gzip.open(os.path.join(mount, "plan.json.gz")) as packed:
         plan = packed.read()
     with open(f"{folder}/plan.json", "wb") as file:
         file.write(plan)
@@ -33,4 +36,8 @@ def main(arguments: list[str]) -> int:
         return head.serve(folder, idle_seconds=float(given["MLBENCH_IDLE"]), keep_seconds=keep)
     own = os.path.join(folder, "nodes", given.get("JOB_COMPLETION_INDEX") or "0")
     os.makedirs(own, exist_ok=True)
+    if os.path.exists(files := os.path.join(mount, "files.tar.gz")):
+        with tarfile.open(files) as archive:
+            archive.extractall(f"{folder}/files")
+        os.chdir(f"{folder}/files")
     return node.main([own])

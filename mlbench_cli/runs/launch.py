@@ -28,7 +28,7 @@ from mlbench_cli.runs.kubernetes_options import (
     resolve_kubernetes,
 )
 from mlbench_cli.runs.methods import check_method, resolve_method, split_set
-from mlbench_cli.runs.own_command import TIMEOUT, check_scripts, split_command
+from mlbench_cli.runs.own_command import TIMEOUT, check_scripts, check_scripts_of_pods, split_command
 from mlbench_cli.runs.preflight import (
     IN_PUBLIC_IMAGE,
     check_network,
@@ -283,9 +283,8 @@ def _program(request: Request, cluster: Cluster, tasks: Mapping[str, Task] | Non
         task = load_task(request.task, tasks)
         program = _open_program(request, task, _custom_program(request, request.command, cluster))
         return {**program, "image": _image(request, task, cluster)}
-    if request.image is None and cluster.engine == "kubernetes":
-        raise UsageError("--image is missing: your own command needs one on a cluster.", hint="--image NAME:TAG")
-    return _custom_program(request, request.command, cluster)
+    program = _custom_program(request, request.command, cluster)
+    return {**program, "image": _image(request, None, cluster)}
 
 
 def _task_program(
@@ -336,15 +335,18 @@ def _budget(request: Request, task: Task, tasks: Mapping[str, Task] | None) -> d
     return {BUDGET: seconds}
 
 
-def _image(request: Request, task: Task, cluster: Cluster) -> str | None:
-    """The image of the ranks; None if they are processes of the machines' own Python."""
+def _image(request: Request, task: Task | None, cluster: Cluster) -> str | None:
+    """The image of the ranks; None if they are processes of the machines' own Python. `task`: None for a command."""
     if cluster.engine != "kubernetes":
         return request.image
-    image = request.image or task_image(task, cluster, request.registry)
-    backend = _asked_backend(request) or task.backends[0]
+    if task is None:
+        image = request.image or _public_image("Your command", cluster, ClusterDetails.of(cluster))
+    else:
+        image = request.image or task_image(task, cluster, request.registry)
+    backend = _asked_backend(request) or (task.backends[0] if task else "gloo")
     lacks = find_missing_package(backend, IN_PUBLIC_IMAGE)
-    installs = lacks and any(package.startswith(lacks) for package in task.packages)
-    if lacks and not installs and task.origin is None and is_public(image):
+    installs = lacks and task and any(package.startswith(lacks) for package in task.packages)
+    if lacks and not installs and (task is None or task.origin is None) and is_public(image):
         raise UsageError(
             f"The backend {backend} needs {lacks}, which PyTorch's public image does not have.", hint=_OWN_IMAGE
         )
@@ -365,15 +367,15 @@ def task_image(task: Task, cluster: Cluster, registry: str | None = None) -> str
         return loaded
     if released := name_released_image(task.image, __version__):
         return released
-    return _public_image(task, cluster, details)
+    return _public_image(task.name, cluster, details)
 
 
-def _public_image(task: Task, cluster: Cluster, details: ClusterDetails) -> str:
+def _public_image(program: str, cluster: Cluster, details: ClusterDetails) -> str:
     """The public PyTorch image for the GPUs; workers install what the code of a task needs besides. Raises UsageError
     for processors without an image."""
     if details.arm:
         raise UsageError(
-            f"{task.name} needs an image of its own on {cluster.name}, because PyTorch's public image is for x86 "
+            f"{program} needs an image of its own on {cluster.name}, because PyTorch's public image is for x86 "
             "processors.",
             hint=_OWN_IMAGE,
         )
@@ -395,6 +397,11 @@ def public_images() -> list[str]:
 def is_public(image: str) -> bool:
     """Whether this is one of them, from Docker Hub or its mirror."""
     return image.replace(_GOOGLES_MIRROR, _DOCKER_HUB, 1) in public_images()
+
+
+def brings_files(spec: RunSpec) -> bool:
+    """Whether the run's pods get the files that its command names: they do if the image is not the user's own."""
+    return spec.engine == "kubernetes" and not spec.runs_task_program and is_public(spec.image or "")
 
 
 def _task_backend(request: Request, task: Task, device: str) -> str:
@@ -422,6 +429,8 @@ def _custom_program(request: Request, command: str, cluster: Cluster) -> dict[st
     if cluster.provider == "local":
         check_scripts(argv)
     argv = _use_settings(request, cluster, argv)
+    if cluster.engine == "kubernetes" and request.image is None and request.task is None:
+        check_scripts_of_pods(argv)
     _refuse_task_options(request)
     refuse_secrets([f"{key}={value}" for key, value in request.set.items()], "--set")
     backend = _check_device(_asked_backend(request) or "gloo", request)

@@ -118,6 +118,24 @@ def _find_shell_syntax(command: str, is_shell: bool) -> str | None:
     return None
 
 
+def check_scripts_of_pods(argv: tuple[str, ...]) -> None:
+    """Reject scripts that pods would not have: they get files below this folder. Raises UsageError."""
+    for word in argv[1:]:
+        path = Path(word)
+        is_below = not path.is_absolute() and ".." not in path.parts
+        if path.suffix not in (".py", ".sh") or word.startswith("-") or is_below == path.is_file():
+            continue
+        if is_below:
+            raise UsageError(
+                f"There is no file {word} in this folder, whose files the workers get.",
+                hint="Change to its folder, or name an image that has it: --image NAME:TAG",
+            )
+        raise UsageError(
+            f"Workers get files below this folder, and {word} is not.",
+            hint=f"cd {shlex.quote(str(path.resolve().parent))}, and name it {path.name} in --command",
+        )
+
+
 def find_interpreter(argv: tuple[str, ...]) -> str | None:
     """The Python that a command starts, or a program that only mlbench's own environment has; None for others."""
     if not argv:

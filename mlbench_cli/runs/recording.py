@@ -20,10 +20,12 @@ from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.results.archive.record import write_run_document
 from mlbench_cli.runs.experiment import Candidate, MemberRow, Plan, make_plan
 from mlbench_cli.runs.finalize import read_outcome
+from mlbench_cli.runs.launch import brings_files
 from mlbench_cli.runs.own_command import find_interpreter
 from mlbench_cli.runs.queue import FOLDER
+from mlbench_cli.storage.run_folder import PODS_FILES, RunFolder
 from mlbench_cli.storage.store import Store
-from mlbench_cli.tasks.command_code import CommandCode, collect_code, copy_code
+from mlbench_cli.tasks.command_code import CommandCode, collect_code, copy_code, pack_code
 from mlbench_cli.tasks.provenance import CommandRecord, collect_provenance
 from mlbench_cli.util.times import now
 
@@ -62,9 +64,10 @@ def document_writer(
 
     def collect(spec: RunSpec) -> tuple[JsonObject, CommandCode | None]:
         code = command = None
-        if spec.engine == "local" and not spec.runs_task_program:
+        is_local = spec.engine == "local" and not spec.runs_task_program
+        if is_local or brings_files(spec):
             code = collect_code(spec.argv, spec.include_files)
-            program = None if spec.anonymous else find_interpreter(spec.argv)
+            program = find_interpreter(spec.argv) if is_local and not spec.anonymous else None
             command = CommandRecord(code.digest if code else None, tuple(sorted(code.files)) if code else (), program)
         label = f"{experiment.name} {experiment.id[:6]}"
         return collect_provenance(spec, command_line, command=command, experiment=label).to_dict(), code
@@ -77,6 +80,8 @@ def document_writer(
         write_run_document(run, document, repeats)
         if code is not None and not run.spec.anonymous:
             copy_code(code, run.folder)
+        if code is not None and brings_files(run.spec):
+            (RunFolder(run.folder).state / PODS_FILES).write_bytes(pack_code(code))
 
     return write
 

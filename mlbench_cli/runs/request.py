@@ -99,7 +99,8 @@ class Request(Struct, frozen=True):
         "number of parameter servers, for methods that use them; default: 1", kind="integer", metavar="N", rare=True
     )
     image: str | None = _option(
-        "container image of your command, or a replacement for the image of the task (clusters only)"
+        "container image of your command or task (clusters only); default on Kubernetes: PyTorch's public image, where "
+        "workers get the files that your command names"
     )
     backend: str | None = _option(
         "gloo, nccl, mpi, grpc (TensorFlow) or custom:NAME; default: depends on task and device"

@@ -1,6 +1,6 @@
 """The questions of `mlbench run`: only on a terminal, only what no flag has answered, remembered by name.
 
-Name, cluster, task (or image and command), preset, data folder, device, numbers of workers, backend, and for a backend
+Name, cluster, task (or command), preset, data folder, device, numbers of workers, backend, and for a backend
 of one's own whether the command runs on all workers.
 """
 
@@ -69,7 +69,6 @@ def complete(
         lambda asked: _ask_gpu_type(asked, memory),
         lambda asked: add_defaults(asked, cluster_of(asked)),
         lambda asked: asked if has_program else _ask_task(asked, memory, is_local(asked)),
-        lambda asked: asked if has_program else _ask_image(asked, memory, is_local(asked)),
         lambda asked: asked if has_program else _ask_command(asked, memory),
         lambda asked: asked if has_program else _ask_preset(asked, memory, is_local(asked)),
         lambda asked: asked if has_program else _ask_folder(asked, memory, is_local(asked)),
@@ -201,19 +200,12 @@ def _ask_task(request: Request, memory: Mapping[str, Any], is_local: bool) -> Re
     tasks = {name: task for name, task in load_catalog().items() if name != "certify"}  # mlbench certify runs it
     if is_local:  # leave out what needs a package that is not installed, unless that is all
         tasks = {name: task for name, task in tasks.items() if _installed_backends(task)} or tasks
-    own = "a command of your own" if is_local else "an image and a command of your own"
     preset = request.preset or "spec"
     options = [_task_option(task, preset, request, is_local) for task in tasks.values()]
     names = [*tasks, CUSTOM]
     default = _index(names, memory.get("task"), questions.DEFAULT_TASK)
-    choice = names[console.choose("Task", [*options, Option(CUSTOM, own)], default, back=True)]
+    choice = names[console.choose("Task", [*options, Option(CUSTOM, "a command of your own")], default, back=True)]
     return replace(request, task=choice)
-
-
-def _ask_image(request: Request, memory: Mapping[str, Any], is_local: bool) -> Request:
-    if request.task != CUSTOM or is_local:
-        return request
-    return replace(request, image=_ask_text("Image", memory.get("image")))
 
 
 def _ask_command(request: Request, memory: Mapping[str, Any]) -> Request:

@@ -37,6 +37,7 @@ FAULTS = "faults.json"  # evidence: injected faults, and attempts
 SUMS = "SHA256SUMS"
 SIGNATURE = "SHA256SUMS.sig"  # optional; like SUMS itself, not listed in SUMS
 STATE_FOLDER = ".state"
+PODS_FILES = "files.tar.gz"  # in .state: the files of a command that its pods get
 LOG_PATTERN = re.compile(r"logs/rank-(0|[1-9][0-9]{0,6})\.log")
 
 LOCK_SECONDS = 600.0  # seconds in which another command can complete even a large archive

@@ -5,12 +5,15 @@ repeats of each other.
 """
 
 import ast
+import gzip
 import hashlib
+import io
 import json
 import os
 import re
 import shlex
 import shutil
+import tarfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -96,6 +99,18 @@ def copy_code(code: CommandCode, folder: Path) -> None:
         target = folder / FOLDER / name
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, target)
+
+
+def pack_code(code: CommandCode) -> bytes:
+    """The files as a compressed tar that depends only on their names, contents and whether they are executable. Raises
+    OSError."""
+    sink = io.BytesIO()
+    with tarfile.open(fileobj=sink, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        for name, path in sorted(code.files.items()):
+            data, member = path.read_bytes(), tarfile.TarInfo(name)
+            member.size, member.mode = len(data), 0o755 if os.access(path, os.X_OK) else 0o644
+            archive.addfile(member, io.BytesIO(data))
+    return gzip.compress(sink.getvalue(), mtime=0)
 
 
 def reads_parameters(code: CommandCode | None) -> bool:

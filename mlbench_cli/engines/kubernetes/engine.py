@@ -30,6 +30,7 @@ from mlbench_cli.engines.kubernetes.manifests import (
     manifests,
     role_of,
     spec_of,
+    with_files,
     without_code,
 )
 from mlbench_cli.engines.kubernetes.pods import HEAD, MANAGED_LABEL, RUN_LABEL
@@ -74,7 +75,8 @@ class KubernetesEngine:
         """Create the objects and release the Job; after an interruption, only what is missing."""
         with self._access.client() as api:
             check_version(api)
-            submit(api, submission.documents, {ID_ANNOTATION: run.id, CREATED_ANNOTATION: run.created})
+            documents = with_files(submission.documents, run)
+            submit(api, documents, {ID_ANNOTATION: run.id, CREATED_ANNOTATION: run.created})
         _write_manifests(run, submission)  # their presence says that the cluster had the run
 
     def resume(self, run: Run) -> None:
@@ -83,7 +85,7 @@ class KubernetesEngine:
         with self._access.client() as api, suppress(ObjectNotFound):
             job = read_job(api, namespace, run)
             if is_unreleased(job):
-                complete(api, job, self.render(run.spec).documents)
+                complete(api, job, with_files(self.render(run.spec).documents, run))
                 return
             try:
                 api.get(object_path("Job", namespace, head_name(run.name)))

@@ -5,7 +5,7 @@ import gzip
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -33,7 +33,9 @@ from mlbench_cli.engines.kubernetes.pods import (
 from mlbench_cli.engines.plan import contract_environment, find_task, make_pods_plan, pod_host, thread_variables
 from mlbench_cli.errors import UsageError
 from mlbench_cli.isolation import CODE_VARIABLES
+from mlbench_cli.model.run import Run
 from mlbench_cli.model.spec import HOLD_SECONDS, MIN_KEEP_SECONDS, START_TIMEOUT, RunSpec, canonical_json
+from mlbench_cli.storage.run_folder import PODS_FILES, STATE_FOLDER
 
 HASH_LABEL = "mlbench/spec-hash"
 SPEC_ANNOTATION = "mlbench/spec"
@@ -171,6 +173,29 @@ def role_of(item: Mapping[str, Any]) -> str | None:
     """What a Job is within its run: HEAD; None for the run's own Job, which owns the other."""
     role: str | None = (item.get("metadata", {}).get("labels") or {}).get(ROLE_LABEL)
     return role
+
+
+def with_files(documents: Sequence[Mapping[str, Any]], run: Run) -> Sequence[Mapping[str, Any]]:
+    """The documents of a run with the files of its command, which its pods get. Raises UsageError if they are too
+    large."""
+    try:
+        data = (run.folder / STATE_FOLDER / PODS_FILES).read_bytes()
+    except FileNotFoundError:
+        return documents
+    text = base64.b64encode(data).decode()
+    found = []
+    for document in documents:
+        if document["kind"] == "ConfigMap":
+            room = CONFIG_BYTES - sum(map(len, document["binaryData"].values()))
+            if len(text) > room:
+                raise UsageError(
+                    f"The files of the command have {len(data) / 1e6:.1f} MB, compressed; pods get up to "
+                    f"{0.75 * room / 1e6:.1f} MB.",
+                    hint="Put them into an image (--image NAME:TAG), or onto a volume (--data-claim CLAIM).",
+                )
+            document = {**document, "binaryData": {**document["binaryData"], PODS_FILES: text}}
+        found.append(document)
+    return found
 
 
 def without_code(document: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -355,7 +355,7 @@ def test_faults_in_pods_are_refused() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"image": None}, "--image is missing"),
+        ({"image": None}, "There is no file"),
         ({"memory": "8GB"}, "not a Kubernetes quantity"),
         ({"shm": "lots"}, "not a Kubernetes quantity"),
         ({"namespace": "Team"}, "not a Kubernetes name"),
