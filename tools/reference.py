@@ -34,23 +34,27 @@ SAMPLE_SECONDS = 600  # includes waiting for other runs on this machine
 
 # A training without torch: it reports what a real one reports, so that its archive has every document.
 SAMPLE_SCRIPT = """\
+import json
+import os
+
 from task_images.contract import Contract, emit
 
 contract = Contract()
 emit("environment", framework="none", device=contract.device, threads=1)
-def probe(stage):
-    links = [
-        {
-            "from": 0, "to": 1, "rtt_p50_seconds": 2e-4, "rtt_p90_seconds": 3e-4, "alone_bits_per_second": 9e9,
-            "together_bits_per_second": 8e9, "first_bits_per_second": 9e9, "first_bytes": 1048576,
-        }
-    ]
-    names = ("rx_bytes", "rx_packets", "rx_dropped", "rx_errors", "tx_bytes", "tx_packets", "tx_dropped", "tx_errors")
-    counters = [{"interface": "eth0", "retransmits": 0, **dict.fromkeys(names, 1000)} for rank in range(2)]
-    facts = {"form": "full", "ranks": 2, "networks": 2, "links": links, "counters": counters, "seconds": 1.2}
-    emit("network", stage=stage, **facts)
+names = ("rx_bytes", "rx_packets", "rx_dropped", "tx_bytes", "tx_packets", "tx_dropped")
+counters = {"interface": "eth0", "retransmits": 0, **dict.fromkeys(names, 1000)}
+link = {
+    "from": 0, "to": 1, "rtt_p50_seconds": 2e-4, "rtt_p90_seconds": 3e-4, "alone_bits_per_second": 9e9,
+    "together_bits_per_second": 8e9, "first_bits_per_second": 9e9, "first_bytes": 1048576,
+}
+facts = {"stage": "before", "form": "full", "nodes": 2, "networks": 2, "counters": [counters] * 2, "seconds": 1.2}
 
-probe("before")
+def sample(**row):  # as the agents of several machines write it
+    if contract.rank == 0:
+        with open(os.path.join(contract.output_dir, "..", "..", "resources.jsonl"), "a") as file:
+            file.write(json.dumps(row) + "\\n")
+
+sample(kind="network", worker=0, links=[link], **facts)
 emit("phase", phase="training", epoch=1, epochs=2)
 for epoch, accuracy in ((1, 88.5), (2, 98.6)):
     emit("metric", name="val_global_Prec@1", value=accuracy, epoch=epoch, unit="%")
@@ -71,7 +75,8 @@ emit(
     data_identity={"counts": {"training": 1437}, "digest": "sha256:0123", "official": False, "reason": "a sample"},
     details={"parameters": 269434},
 )
-probe("after")
+for node in range(2):
+    sample(kind="interface", worker=node, **counters)
 """
 
 

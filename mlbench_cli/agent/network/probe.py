@@ -323,7 +323,8 @@ def _lead(member: _Member, followers: Sequence[Line], size: int, form: str) -> d
     # The task's share is counted from the end of the probe before it to the start of the one after it.
     counters = order({}, 0, "counters") if form == AFTER else []
     links: list[dict[str, Any]] = [{"from": node, "to": (node + 1) % size} for node in range(size)]
-    for link, times in zip(links, order({}, PINGS[form], "ping"), strict=True):
+    # Python 3.9 has no strict=.
+    for link, times in zip(links, order({}, PINGS[form], "ping")):  # noqa: B905
         link["rtt_p50_seconds"] = times[len(times) // 2]
         link["rtt_p90_seconds"] = times[int(0.9 * len(times))]
     alone = sorted({number * size // min(size, MAX_ALONE) for number in range(min(size, MAX_ALONE))})
@@ -334,7 +335,7 @@ def _lead(member: _Member, followers: Sequence[Line], size: int, form: str) -> d
         block = answers[sender]
         links[sender]["alone_bits_per_second"] = answers[receiver]
     if form != SHORT:
-        for link, rate in zip(links, _shift(order({}, block, "exchange")), strict=True):
+        for link, rate in zip(links, _shift(order({}, block, "exchange"))):  # noqa: B905
             link["together_bits_per_second"] = rate
     if form == FULL:
         links[0]["first_bytes"] = min(block, BURST_BYTES)

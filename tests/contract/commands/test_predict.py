@@ -101,7 +101,7 @@ def test_machines_with_the_gpu_of_the_runs_have_their_list_price(machine: str, p
         (["digits-bsp-2", "--on", "n1-standard-5"], "Did you mean"),
         (["digits-bsp-2", "--on", "gke/a3-highgpu-8g"], "says nothing about"),
         (["digits-bsp-2", "--on", "gke/n1-standard-8"], "computed on CPUs, which says nothing about"),
-        (["digits-alone-1", "--workers", "4"], "no network was measured"),
+        (["digits-alone-1", "--workers", "4"], "No network was measured"),
     ],
 )
 def test_what_runs_do_not_tell_is_refused(capsys: Captured, words: list[str], told: str) -> None:
