@@ -4,6 +4,7 @@ Typed fields decide; the text of messages and events only if Kubernetes has no f
 workers alike is one finding. `permanent` means that waiting cannot help; whoever acts on that confirms it first.
 """
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from mlbench_cli.model.run import Finding, WorkerState
 from mlbench_cli.util.text import counted, shorten_line
 
 LISTED = 100  # workers that evidence names at most
+_OF_NAMESPACE = re.compile(r"kubectl (?=(?:describe|get) (?!nodes?\b)|logs\b)")
 
 
 def diagnose(
@@ -47,9 +49,7 @@ def diagnose(
     found = _merge_findings(failures(facts))
     if failure_of(facts.job) == "DeadlineExceeded" and "deadline" not in {finding.code for finding in found}:
         found.append(deadline(facts))
-    if found:
-        return found
-    return _not_started(facts)
+    return [_in_namespace(finding, facts.job) for finding in found or _not_started(facts)]
 
 
 def explain_head(job: Object, pods: Sequence[Pod], events: Sequence[Object], *, now: float) -> Finding | None:
@@ -58,12 +58,21 @@ def explain_head(job: Object, pods: Sequence[Pod], events: Sequence[Object], *, 
     if not found:
         return None
     words = found[0].evidence.get("message") or found[0].summary
-    return Finding(
+    missing = Finding(
         "head_missing",
         f"The pod that takes in the run's logs and results does not start: {shorten_line(str(words))}",
         hint=f"kubectl describe job {job['metadata']['name']}   The workers hold what they have for 15 minutes.",
         evidence=found[0].evidence,
     )
+    return _in_namespace(missing, job)
+
+
+def _in_namespace(finding: Finding, job: Object) -> Finding:
+    """The finding whose command names the run's namespace, unless it is the default one or the command needs none."""
+    namespace = job.get("metadata", {}).get("namespace", "default")
+    if namespace == "default" or finding.hint is None:
+        return finding
+    return replace(finding, hint=_OF_NAMESPACE.sub(f"kubectl -n {namespace} ", finding.hint))
 
 
 def _not_started(facts: Facts) -> list[Finding]:

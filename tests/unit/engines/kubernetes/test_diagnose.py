@@ -592,3 +592,14 @@ def test_a_worker_without_an_exit_code_is_told_from_one_that_failed(
     found = ending(Facts(a_job(), pods, (), (), NOW, ends), 1)
     assert words in found.summary
     assert (found.code, found.retryable) == ("rank_crashed" if "-1" in words else "pod_deleted", "-1" not in words)
+
+
+@pytest.mark.parametrize(
+    ("name", "command"),
+    [("quota_exceeded", "kubectl -n team describe resourcequota"), ("node_lost", "kubectl describe node ")],
+)
+def test_the_next_command_names_the_namespace_of_the_run(name: str, command: str) -> None:
+    facts, _ = load_recording(name)
+    facts["job"]["metadata"]["namespace"] = "team"
+    (finding,) = diagnose(*(facts[key] for key in ("job", "pods", "events", "nodes")), now=facts["now"])
+    assert command in str(finding.hint)
