@@ -1,6 +1,7 @@
 """`mlbench run`: request -> experiment -> recorded runs -> submitted and followed, one after the other."""
 
 import inspect
+import os
 import re
 import shlex
 import sys
@@ -42,7 +43,7 @@ from mlbench_cli.runs.defaults import with_defaults
 from mlbench_cli.runs.experiment_file import describes_several
 from mlbench_cli.runs.launch import brings_files, check_names, is_public, local_machine
 from mlbench_cli.runs.matrix import MAX_CONFIRMED, MAX_MEMBERS
-from mlbench_cli.runs.own_command import ends_early, hides_failures, trains_separately
+from mlbench_cli.runs.own_command import ends_early, hides_failures, relative_scripts, trains_separately
 from mlbench_cli.runs.preflight import find_too_many_workers
 from mlbench_cli.runs.repeats import Repeats, repeats_in
 from mlbench_cli.runs.request import (
@@ -575,6 +576,12 @@ def _warn(specs: Sequence[RunSpec]) -> None:
         console.warn(
             f"{list_some(alone, 3)}: torchrun without --nnodes trains on each worker separately; see "
             "docs/tutorial/own-training.md"
+        )
+    elsewhere = {spec.argv for spec in own if spec.engine in ("slurm", "hosts")}
+    if scripts := sorted({word for argv in elsewhere for word in relative_scripts(argv)}):
+        console.warn(
+            f"{list_some(scripts, 3)}: commands run in the folder of the run on their machines; name scripts by their "
+            f"paths there, e.g. {os.path.abspath(scripts[0])}"
         )
     local = [spec for spec in specs if spec.engine == "local"]
     if not local:

@@ -118,12 +118,22 @@ def _find_shell_syntax(command: str, is_shell: bool) -> str | None:
     return None
 
 
+def _scripts(argv: tuple[str, ...]) -> list[str]:
+    """The words of a command that look like scripts, whether they exist or not."""
+    return [word for word in argv[1:] if word.endswith((".py", ".sh")) and not word.startswith("-")]
+
+
+def relative_scripts(argv: tuple[str, ...]) -> list[str]:
+    """The scripts of this machine that a command names without saying in which folder they are."""
+    return [word for word in _scripts(argv) if not os.path.isabs(word) and os.path.isfile(word)]
+
+
 def check_scripts_of_pods(argv: tuple[str, ...]) -> None:
     """Reject scripts that pods would not have: they get files below this folder. Raises UsageError."""
-    for word in argv[1:]:
+    for word in _scripts(argv):
         path = Path(word)
         is_below = not path.is_absolute() and ".." not in path.parts
-        if path.suffix not in (".py", ".sh") or word.startswith("-") or is_below == path.is_file():
+        if is_below == path.is_file():
             continue
         if is_below:
             raise UsageError(

@@ -97,6 +97,16 @@ def test_lines_of_setup_hold_for_the_probe_and_the_ranks_alike(shell: Shell, tmp
     assert shell("logs", "r-1") == "hello\n"
 
 
+@pytest.mark.slow
+def test_a_script_of_this_folder_is_named_with_its_path(shell: Shell, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("print('hi')\n")
+    shell("attach-slurm", "s", "--shared", str(tmp_path / "far"), "--python", shell.python, "--no-probe")
+    assert f"e.g. {tmp_path}/train.py" in shell("run", "r", "1", "--command", "python train.py", "--yes", code=7)
+    said = shell("run", "q", "1", "--command", f"python {tmp_path}/train.py", "--yes")
+    assert "name scripts by their paths" not in said
+    assert shell("logs", "q-1") == "hi\n"
+
+
 def test_what_shells_and_interpreters_print_is_no_answer_of_a_node(shell: Shell, tmp_path: Path) -> None:
     (tmp_path / ".bash_profile").write_text('echo "| w | e | l | c |"; printf "ome: "\n')
     (tmp_path / "chatty").write_text(f'#!/bin/sh\necho "loaded | python"\nexec {shell.python} "$@"\n')
