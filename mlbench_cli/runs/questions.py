@@ -19,7 +19,7 @@ from mlbench_cli.runs.request import Request
 from mlbench_cli.tasks.catalog import TORCH_BACKENDS, Task, load_catalog
 from mlbench_cli.util.files import read_object, write_atomically
 
-REMEMBERED = ("task", "preset", "command", "backend", "custom_backend", "run_on_all", "cluster", "data_dir")
+REMEMBERED = ("task", "preset", "image", "command", "backend", "custom_backend", "run_on_all", "cluster", "data_dir")
 DEFAULT_NAME = "my-run"
 DEFAULT_TASK = "digits_resnet"  # a training of a minute that needs no data
 MAX_WORKERS = 4096
