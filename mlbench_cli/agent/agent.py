@@ -20,6 +20,7 @@ import importlib
 import json
 import os
 import selectors
+import shutil
 import signal
 import sys
 import time
@@ -340,7 +341,11 @@ class Agent:
                 os.dup2(source, target)
             if self.installed_code_only:
                 argv = isolation.rank_command(argv, os.environ, self.plan["environment"].get("MLBENCH_TASK_PATH"))
-            if argv[0] == "python" and (self.installed_code_only or not self.takes_users_path):
+            if argv[0] == "python" and (
+                self.installed_code_only
+                or not self.takes_users_path
+                or not shutil.which("python", path=environment["PATH"])
+            ):
                 argv[0] = self.python  # also as its name, by which Python finds sys.executable
             os.execvpe(argv[0], argv, environment)
         except BaseException as error:

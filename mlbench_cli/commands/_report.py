@@ -312,7 +312,7 @@ def _explain_together(runs: Sequence[Ended]) -> None:
         if result["division"].get("word") == "open":
             found.setdefault("open division", {})[ended.name] = str(result["division"]["reason"])
         if result.get("network") and (phrase := network_phrase(result["network"])):
-            found.setdefault("network between the ranks", {})[ended.name] = phrase
+            found.setdefault("network between the workers", {})[ended.name] = phrase
     for label, by_run in sorted(found.items()):
         name, reason = next(iter(by_run.items()))
         if len(runs) == 1:

@@ -105,7 +105,8 @@ def test_torch_reduces_over_two_nodes_and_collects_from_all(runs: Runs, tmp_path
 
 
 def test_two_processes_on_each_node(runs: Runs, tmp_path: Path) -> None:
-    spec = runs.cluster.spec("two-2", "python3", "-c", GLOO, image=runs.cluster.torch_image, processes_per_worker=2)
+    # The image has only python3, as many have.
+    spec = runs.cluster.spec("two-2", "python", "-c", GLOO, image=runs.cluster.torch_image, processes_per_worker=2)
     engine, run = runs.start(spec, tmp_path)
     assert until(engine, run, has_ended).ended == "exited"
     engine.head(run).fetch()
