@@ -63,8 +63,8 @@ def select(
     readable: bool = True,
     repeats: bool = False,
 ) -> tuple[list[RunRow], list[Experiment]]:
-    """The runs of some names, or all, as far as they pass the filter, each once in the order of the names; and the
-    experiments that were named as a whole.
+    """The named runs, or all, that pass the filter, once each and in the order of the names; and the experiments that
+    were named as a whole.
 
     A name is that of a run, of an experiment, or what repeats have in common; see `find` for `repeats`. Raises
     NotFoundError with the nearest name; UsageError if nothing says which runs are meant or, with `readable`, for a run

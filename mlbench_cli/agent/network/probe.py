@@ -55,8 +55,8 @@ class Meeting(NamedTuple):
 
 
 def measure_network(node: int, stage: str, meeting: Meeting) -> dict[str, Any]:
-    """Measure the links among all nodes; all must call it, and it closes the listener. Returns the report on node 0,
-    with links from each node to its right neighbor; on the others something that tells nothing."""
+    """Measure the links among all nodes; all must call it, and it closes the listener. Returns the report; only that of
+    node 0 has the links, from each node to its right neighbor."""
     begun = time.monotonic()
     form = SHORT if meeting.networks == 1 else FULL if stage == BEFORE else AFTER
     report = {"stage": stage, "form": form, "networks": meeting.networks}
