@@ -68,7 +68,7 @@ LEAVES: Mapping[str, Leaf] = {
         "workers run_on_all processes_per_worker device gpus_per_worker cpus goal seed anonymous share_machine network "
         "pin faults on_failure checkpoint_every detect_seconds absent_seconds timeout",
     ),
-    **_leaves(Leaf.LABEL, "name cluster engine task preset backend functional_only cluster_kind price"),
+    **_leaves(Leaf.LABEL, "name cluster engine task preset backend functional_only cluster_kind price template"),
     **_leaves(Leaf.CHECKED, "argv image task_path"),
     **_leaves(Leaf.PARTS, "parameters method kubernetes"),
     **_leaves(Leaf.CHOICE, "data_dir env include_files nodes kubernetes.runtime_class"),

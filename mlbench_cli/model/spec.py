@@ -176,6 +176,7 @@ class RunSpec(Struct, frozen=True):
     checkpoint_every: str | None = None  # "30s" or a number of updates, for policies that start ranks again
     detect_seconds: float | None = None  # after which a rank that makes no progress counts as failed
     include_files: tuple[str, ...] = ()  # of a user's command: further files of its code
+    template: tuple[str, ...] = ()  # `argv` with {KEY} in place of values of --set; empty: it has none
     task_path: str | None = None  # folder that the ranks import the task from; None: it is installed
     nodes: tuple[str, ...] = ()  # machines that the run must have, by name, one per worker; empty: any
     # How long the run waits for nodes that do not start before it starts without them; None: it needs all of them. The
@@ -306,7 +307,10 @@ class RunSpec(Struct, frozen=True):
 
     def to_dict(self) -> dict[str, Any]:
         """The spec as plain values."""
-        return {"spec_version": SPEC_VERSION, **to_builtins(self)}
+        document = {"spec_version": SPEC_VERSION, **to_builtins(self)}
+        if not self.template:
+            del document["template"]
+        return document
 
     @classmethod
     def from_dict(cls, document: Any) -> "RunSpec":

@@ -17,7 +17,6 @@ from msgspec.structs import replace
 from mlbench_cli.errors import UsageError
 from mlbench_cli.model.run import Cluster, Experiment, Member, Outcome, Run
 from mlbench_cli.model.spec import NAME_LENGTH, RunSpec, check_name
-from mlbench_cli.results.analysis.comparability import name_parameters
 from mlbench_cli.runs import launch
 from mlbench_cli.runs.matrix import MAX_MEMBERS, hint_for, point_suffix, point_text
 from mlbench_cli.runs.request import Request, apply_point, matrix_of, parse_file
@@ -304,8 +303,7 @@ def _comparable(spec: RunSpec, axes: Collection[str]) -> dict[str, Any]:
     """What all points of a matrix with these axes share: "set.lr" may change lr, and {lr} in the command."""
     content = spec.content()
     varied = {axis.removeprefix("set.") for axis in axes if axis.startswith("set.")}
-    values = {name: value for name, value in spec.parameters.items() if name in varied}
-    content["argv"] = name_parameters(shlex.join(spec.argv), values)
+    content["argv"] = content.pop("template", content["argv"])
     for field, prefix in (("parameters", ""), ("method", "comm.")):
         content[field] = {name: value for name, value in content[field].items() if prefix + name not in varied}
     ignored = {"workers", "seed", "share_machine", *_axis_fields(axes)}
@@ -317,7 +315,7 @@ _DECIDES: Mapping[str, tuple[str, ...]] = {
     "task": ("task", "argv", "parameters", "image", "preset", "backend"),
     "preset": ("preset", "parameters"),
     "set": (),
-    "command": ("argv", "task", "preset"),
+    "command": ("argv", "template", "task", "preset"),
     "backend": ("backend", "run_on_all"),
     "custom_backend": ("backend", "run_on_all"),
     "gpu": ("device", "gpus_per_worker", "processes_per_worker", "backend", "cpus"),

@@ -428,7 +428,7 @@ def _custom_program(request: Request, command: str, cluster: Cluster) -> dict[st
     refuse_secrets(argv, "--command")
     if cluster.provider == "local":
         check_scripts(argv)
-    argv = _use_settings(request, cluster, argv)
+    template, argv = argv, _use_settings(request, cluster, argv)
     if cluster.engine == "kubernetes" and request.image is None and request.task is None:
         check_scripts_of_pods(argv)
     _refuse_task_options(request)
@@ -439,6 +439,7 @@ def _custom_program(request: Request, command: str, cluster: Cluster) -> dict[st
         "task": CUSTOM,
         "preset": CUSTOM,
         "argv": argv,
+        "template": template if template != argv else (),
         "image": request.image,
         "parameters": {key: _plain_value(key, value) for key, value in request.set.items()},
         "include_files": request.include_files,

@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 import msgspec
 
 from mlbench_cli.errors import UsageError, did_you_mean
-from mlbench_cli.model.goals import is_finite_number
 from mlbench_cli.model.methods import OWN, is_command, method_of
 from mlbench_cli.model.network import network_phrase
 from mlbench_cli.model.spec import KubernetesOptions, RunSpec
@@ -82,7 +81,7 @@ NEUTRAL = {
 _OWN_FACTS = frozenset(
     (
         *("task", "backend", "device", "preset", "cluster_kind", "processes_per_worker", "gpus_per_worker"),
-        *("cpus", "image", "argv", "functional_only", "parameters", "network", "method"),
+        *("cpus", "image", "argv", "template", "functional_only", "parameters", "network", "method"),
         "kubernetes",
     )
 )
@@ -203,57 +202,9 @@ def check_words(words: Collection[str]) -> frozenset[str]:
     return frozenset(words)
 
 
-_NUMBER = re.compile(r"(?<![\w.])-?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?(?![\w.])")
-
-
 def _parameters(spec: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     values = spec.get("parameters") or {}
     return tuple((name, _parameter(value)) for name, value in sorted(values.items()))
-
-
-def name_parameters(command: str, parameters: Mapping[str, Any]) -> str:
-    """A command with {NAME} where it has the value of a parameter: "train.py --lr {lr}" for all values of lr, however a
-    number is written (1e-3). So runs whose commands differ in nothing else differ in a parameter only.
-
-    Of parameters with equal values, the one that an option in front of the value is named after. If a parameter has
-    such an option, another option with the same value is a constant: with layers=1, "--epochs 1 --num-layers 1" is
-    "--epochs 1 --num-layers {layers}".
-    """
-    names: dict[str, list[str]] = {}
-    numbers = set(_NUMBER.findall(command))
-    for name, value in sorted(parameters.items()):
-        spellings = {_parameter(value), str(value)}  # also that of a switch in Python
-        if is_finite_number(value):
-            spellings |= {text for text in numbers if float(text) == value}
-        for text in spellings:
-            names.setdefault(text, []).append(name)
-    names.pop("", None)
-    if not names:
-        return command
-    longest_first = sorted(names, key=len, reverse=True)
-    # A number is a word, so that 1 is not in resnet_1 or 0.1; any other text may be a part of one: conf_{size}.yaml.
-    values = "|".join(
-        rf"(?<![\w.]){re.escape(text)}(?!\w|\.\d)"
-        if _NUMBER.fullmatch(text)
-        else rf"(?<![^\W_]){re.escape(text)}(?![^\W_])"
-        for text in longest_first
-    )
-    pattern = re.compile(rf"(?:(?<![\w-])-*(?P<option>[A-Za-z][\w-]*)[ =])?(?P<value>{values})")
-
-    def find_own(match: re.Match[str]) -> str | None:
-        option = (match["option"] or "").replace("-", "_")
-        same = names[match["value"]]
-        return option if option in same else next((name for name in same if f"_{name}_" in f"_{option}_"), None)
-
-    have_options = {find_own(match) for match in pattern.finditer(command)}
-
-    def replace(match: re.Match[str]) -> str:
-        same = names[match["value"]]
-        others = [name for name in same if name not in have_options] if match["option"] else same
-        name = find_own(match) or next(iter(others), None)
-        return match[0] if name is None else f"{match[0].removesuffix(match['value'])}{{{name}}}"
-
-    return pattern.sub(replace, command)
 
 
 def key_of(archive: Archive) -> ComparisonKey:
@@ -262,8 +213,7 @@ def key_of(archive: Archive) -> ComparisonKey:
     whole_run = result["task_seconds"]["wall"] is None and not result["timings"]
     goal = result["goal"]
     nothing = None if whole_run else ""
-    parameters = _parameters(spec)
-    command = name_parameters(" ".join(map(str, spec.get("argv") or ())), spec.get("parameters") or {})
+    command = " ".join(map(str, spec.get("template") or spec.get("argv") or ()))
     return ComparisonKey(
         task=str(spec["task"]),
         backend=str(spec["backend"]),
@@ -280,7 +230,7 @@ def key_of(archive: Archive) -> ComparisonKey:
         framework=found.framework(),
         command=_shorten(command) if is_command(spec) else "",
         label="functional only" if spec.get("functional_only") else "",
-        parameters=parameters,
+        parameters=_parameters(spec),
         goal=goal["wording"] if goal else nothing,
         metric=goal["metric"] if goal else nothing,
         budget=nothing if result["budget_seconds"] is None else f"{result['budget_seconds']:g}",

@@ -36,7 +36,7 @@ from mlbench_cli.results.analysis.stats import MIN_RUNS, Estimate, Ratio, estima
 from mlbench_cli.results.archive.files import Archive
 from mlbench_cli.util.text import counted
 
-_UNINTERESTING = ("name", "price", "spec_version")  # fields of a spec that may differ between any two runs
+_UNINTERESTING = ("name", "price", "spec_version", "template")  # of a spec: differ between any two runs, or with argv
 _NESTED = ("parameters", "kubernetes")
 CODE = "code"
 # Settings that sizes and the matrix of an experiment vary, besides parameters.

@@ -226,8 +226,9 @@ def test_values_in_different_units_are_not_compared(capsys: Captured) -> None:
         ("echo --decay={wd} x", "set.wd", ["1E-4", "1.0"], "The values of wd differ: 0.0001 and 1.0."),
         ("echo conf_{size}.yaml", "set.size", ["s", "xl"], "The values of size differ: s and xl."),
         ("echo --compile {jit}", "set.jit", [True, False], "The values of jit differ: true and false."),
+        ("echo data_{k}gb.bin 0.{k}", "set.k", [1, 2], "The values of k differ: 1 and 2."),
     ],
-    ids=["constant", "exponent", "capital", "part", "switch"],
+    ids=["constant", "exponent", "capital", "part", "switch", "digits"],
 )
 def test_points_of_a_matrix_are_runs_of_one_command(
     capsys: Captured, command: str, axis: str, values: list[Any], words: str
