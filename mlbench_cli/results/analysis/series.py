@@ -10,7 +10,6 @@ only given beside a baseline of one worker that was measured in the same experim
 same settings but for the method if a method has none of its own.
 """
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -145,11 +144,6 @@ class Point(Struct, frozen=True, dict=True):
         return {
             name: estimate([figure.value for figure in found]) for name, found in each.items() if have_one_unit(found)
         }
-
-    def mean(self, name: str) -> float | None:
-        """The mean of a figure over all runs that have it, the failed ones included; None if none has it."""
-        found = [value for run in (*self.good, *self.bad) if (value := run.get(name)) is not None]
-        return math.fsum(found) / len(found) if found else None
 
     @property
     def seconds(self) -> Estimate:

@@ -6,8 +6,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
-from msgspec.structs import replace
-
 from mlbench_cli.model.run import JsonObject
 from mlbench_cli.results.analysis.figures import COST, SECONDS, SENT
 from mlbench_cli.results.analysis.numbers import (
@@ -17,8 +15,8 @@ from mlbench_cli.results.analysis.numbers import (
     format_share,
     format_value,
 )
-from mlbench_cli.results.analysis.series import Row
-from mlbench_cli.results.analysis.stats import MIN_RUNS
+from mlbench_cli.results.analysis.series import Point, Row
+from mlbench_cli.results.analysis.stats import MIN_RUNS, Estimate
 from mlbench_cli.results.figures import chart
 from mlbench_cli.results.figures.chart import PUBLISHED, Axis, Chart, Kind, guide
 from mlbench_cli.results.figures.files import Sheet, write_sheets
@@ -104,7 +102,17 @@ def _value_text(row: Row, workers: int) -> str:
 def _sent(row: Row, workers: int) -> float | None:
     """Mean bytes that rank 0 sent, by its method's count; None if it is not known."""
     point = row.points.get(workers)
-    return None if point is None else replace(point, bad=()).mean(SENT)
+    return _mean(point.estimates.get(SENT)) if point is not None and point.good else None
+
+
+def _of_successes(point: Point) -> dict[str, Estimate]:
+    """The figures of runs that succeeded, as in `status`: a row may also have a value of those that missed the goal."""
+    good = tuple(run for run in (*point.good, *point.bad) if run.good)
+    return Point(point.workers, good).estimates if good else {}
+
+
+def _mean(found: Estimate | None) -> float | None:
+    return None if found is None else found.mean
 
 
 def to_csv(rows: Sequence[Row]) -> str:
@@ -150,8 +158,8 @@ def to_document(rows: Sequence[Row]) -> list[JsonObject]:
                     "speedup": found.to_dict() if (found := row.speedup(workers)) else None,
                     "efficiency": row.efficiency(workers),
                     "exposed_share": row.exposed.get(workers),
-                    "seconds": point.mean("run"),
-                    "price": point.mean(COST),
+                    "seconds": _mean(_of_successes(point).get(SECONDS)),
+                    "price": _mean(_of_successes(point).get(COST)),
                     "sent_bytes": _sent(row, workers),
                     "runs": [run.name for run in (*point.good, *point.bad)],
                     "problems": row.problems(workers),
@@ -230,7 +238,7 @@ def list_offers(rows: Sequence[Row]) -> tuple[list[Offer], str]:
     """Choices of the experiment's own rows and the unit of their cost: money if every point has a price, and seconds of
     workers otherwise."""
     known = [
-        (row, point, 1000 / value.mean, point.mean(COST), point.mean("run"))
+        (row, point, 1000 / value.mean, _mean(point.estimates.get(COST)), _mean(point.estimates.get("run")))
         for row in rows
         if row.source is None and row.is_rate
         for workers, point in row.points.items()

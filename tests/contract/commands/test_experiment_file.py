@@ -1,5 +1,6 @@
 """`mlbench run -f` of a file with runs, through real processes: resuming, failures, budgets, tables."""
 
+import csv
 import json
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,22 @@ def test_a_file_goes_on_keeps_failures_and_writes_its_table(capsys: Captured, ho
     assert (experiment["name"], experiment["progress"]["total"]) == ("demo", 3)
     retried = answer(capsys, "run", "-f", "demo.yaml", "--retry-failed", code=7)
     assert "demo-bad-1-try2" in json.dumps(retried["rows"])
+
+
+def test_the_time_in_the_table_is_that_of_status_and_compare(capsys: Captured) -> None:
+    """The mean of the runs that succeeded, whatever figure the table is about."""
+    Path("t.py").write_text(
+        "import os, time\nfrom mlbench import emit\nemit('metric', name='score', value=1.0)\n"
+        "time.sleep({'42': 0.1, '43': 0.6, '44': 1.2}[os.environ['MLBENCH_SEED']])\n"
+        "os.environ['MLBENCH_SEED'] == '44' and os._exit(3)\n"
+    )
+    file = {"metric": "score", "repeat": 3, "workers": 1, "share-machine": True, "runs": [{"command": "python t.py"}]}
+    Path("timed.yaml").write_text(json.dumps(file))
+    folder = Path(answer(capsys, "run", "-f", "timed.yaml", code=7)["folder"])
+    [row] = csv.DictReader((folder / "table.csv").read_text().splitlines())
+    [repeats] = answer(capsys, "status", "timed")["repeats"]
+    assert (repeats["seconds"]["count"], row["failed"]) == (2, "1")
+    assert float(row["seconds"]) == pytest.approx(repeats["seconds"]["mean"])
 
 
 @pytest.mark.parametrize(

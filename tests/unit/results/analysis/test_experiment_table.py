@@ -85,7 +85,7 @@ def test_failures_stay_in_the_table_with_their_reason(run: Callable[..., Run]) -
 
 
 def test_csv_has_what_was_set_before_what_was_found(run: Callable[..., Run]) -> None:
-    rows = make_rows([run("a", 1, 10.0), run("a", 2, 15.0, **{"run": 3.0, COST: 0.5})])
+    rows = make_rows([run("a", 1, 10.0), run("a", 2, 15.0, **{SECONDS: 3.0, COST: 0.5})])
     [first, second] = csv.DictReader(io.StringIO(to_csv(rows)))
     assert list(first)[:4] == ["task", "method", "published", "workers"]
     assert float(second["efficiency"]) == pytest.approx(0.75)
