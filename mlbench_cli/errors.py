@@ -6,6 +6,7 @@ MlbenchError                1    internal
 │   ├── DamagedRun          2    what a run's agents have written is damaged, or of another version
 │   └── DamagedArchive      2    a file of an archive has changed since it was sealed
 ├── CredentialError         3    no credentials, or no permission
+│   └── MissingRight        3    no permission, by a cluster that answers
 ├── NotFoundError           4    no such cluster, run, file
 ├── CapacityError           5    quota exceeded or nothing left to allocate
 ├── NeverStartedError       6    the workers never started
@@ -102,6 +103,10 @@ class CredentialError(MlbenchError):
 
     exit_code = 3
     code = "credentials"
+
+
+class MissingRight(CredentialError):
+    """A permission is missing that waiting does not bring: the cluster has answered other requests."""
 
 
 class NotFoundError(MlbenchError):

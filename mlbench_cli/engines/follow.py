@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from mlbench_cli.config.settings import unreachable_timeout
 from mlbench_cli.engines.base import Cursor, Engine, LogLine
-from mlbench_cli.errors import CredentialError, MlbenchError, NotFoundError, RemoteError, UnreachableError
+from mlbench_cli.errors import CredentialError, MissingRight, MlbenchError, NotFoundError, RemoteError, UnreachableError
 from mlbench_cli.model.run import Finding, Observation, Run
 from mlbench_cli.storage.run_folder import RunFolder
 from mlbench_cli.util.text import rough_duration
@@ -61,6 +61,8 @@ class Silence:
         """
         now = time.monotonic()
         is_refusal = isinstance(error, CredentialError)
+        if isinstance(error, MissingRight):
+            raise error
         if is_refusal:
             self._refused_since = self._refused_since or now
             if (not self._has_answered and self._since is None) or now - self._refused_since >= STARTING_SECONDS:

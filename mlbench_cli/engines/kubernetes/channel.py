@@ -4,13 +4,15 @@ The official client opens the websocket, but its reader (WSClient) is not used: 
 copies all output with each frame, and reports a cut connection as success.
 """
 
+import re
+import shlex
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from mlbench_cli.agent.channel import BOOT, Channel, Target
-from mlbench_cli.errors import MlbenchError, UnreachableError
+from mlbench_cli.errors import MissingRight, MlbenchError, UnreachableError
 from mlbench_cli.kube.access import Access
 from mlbench_cli.kube.api import AccessDenied, ApiError, NodeUnreachable, is_policy
 from mlbench_cli.kube.official import official
@@ -20,6 +22,7 @@ from mlbench_cli.kube.official import official
 PROTOCOLS = ["v4.channel.k8s.io"]
 STDIN, STDOUT, STDERR, STATUS = range(4)
 STDERR_BYTES = 4096
+USER = re.compile(r'User "([^"]+)"')  # in the server's refusals
 FRAME = 1 << 16
 # Runs `BOOT` with whichever Python the image has; "~" is then the folder that has the run's, in every pod.
 COMMAND = (
@@ -64,13 +67,7 @@ class PodChannel(Channel):
                 path = f"/api/v1/namespaces/{self._namespace}/pods/{pod}/exec"
                 self._websocket = api.open_websocket(path, query, PROTOCOLS)
         except AccessDenied as error:
-            grant = (
-                "kubectl create role mlbench-exec --verb=create,get --resource=pods/exec "
-                f"-n {self._namespace}, and bind it to your user"
-            )
-            asked = "ask the cluster's administrator for an exception" if is_policy(error.message) else grant
-            error.hint = f"mlbench reads runs through kubectl exec. Grant it: {asked}"
-            raise
+            raise _missing_right(self.target.name, self._namespace, error.message) from None
         except NodeUnreachable as error:  # until the cluster, too, has noticed that the node is gone
             raise UnreachableError(error.message, hint=error.hint) from None
         except ApiError as error:
@@ -112,3 +109,27 @@ class PodChannel(Channel):
     def _problem(self, what: str) -> MlbenchError:
         lines = self._said.decode("utf-8", "replace").strip().splitlines()
         return UnreachableError(f"{self.target.name} does not answer: {lines[-1] if lines else what}.")
+
+
+def _missing_right(target: str, namespace: str, refusal: str) -> MissingRight:
+    """The error of a user who may list the run's pods, but not execute anything in them."""
+    if is_policy(refusal):
+        words = f"mlbench cannot read {target}, because a policy of the cluster forbids kubectl exec. {refusal}"
+        return MissingRight(words, hint="Ask the cluster's administrator for an exception.")
+    return MissingRight(
+        f"mlbench cannot read {target} without the right to get and create pods/exec in {namespace}. {refusal}",
+        hint=f"{grant('pods/exec', 'get,create', namespace, refusal)}   Then repeat the command.",
+    )
+
+
+def grant(resource: str, verbs: str, namespace: str, refusal: str) -> str:
+    """The commands that give the user of a refused request a right."""
+    name, user, create = (
+        f"mlbench-{resource.rpartition('/')[2]}",
+        USER.search(refusal),
+        f"kubectl -n {namespace} create",
+    )
+    return (
+        f"{create} role {name} --verb={verbs} --resource={resource} && {create} rolebinding {name} --role={name} "
+        f"--user={shlex.quote(user[1]) if user else 'USER'}"
+    )

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from mlbench_cli.engines import fetch
 from mlbench_cli.engines.base import Fetched
 from mlbench_cli.engines.head import RemoteHead
-from mlbench_cli.engines.kubernetes.channel import HeadMissing, PodChannel
+from mlbench_cli.engines.kubernetes.channel import HeadMissing, PodChannel, grant
 from mlbench_cli.engines.kubernetes.ending import active, is_over, is_stopped
 from mlbench_cli.engines.kubernetes.manifests import (
     FETCHED_ANNOTATION,
@@ -35,7 +35,7 @@ from mlbench_cli.engines.observe import NodeReport, Snapshot, explain_absence
 from mlbench_cli.engines.placement import share_nodes
 from mlbench_cli.errors import MlbenchError, UnreachableError
 from mlbench_cli.kube.access import Access
-from mlbench_cli.kube.api import Api, ObjectNotFound, list_pods
+from mlbench_cli.kube.api import AccessDenied, Api, ObjectNotFound, list_pods
 from mlbench_cli.kube.objects import object_path
 from mlbench_cli.model.run import Ending, Finding, Observation, Run
 from mlbench_cli.storage.run_folder import RunFolder
@@ -62,6 +62,7 @@ class KubernetesHead(RemoteHead):
         self._observer: RunObserver | None = None
         self._pods: list[Pod] = []  # of the head, as last seen
         self._copied: set[tuple[str, bool]] = set()  # pods whose logs were read from the API; whether after their end
+        self._log_refusal = ""  # of the API server
 
     def _find_pod(self) -> str | None:
         """The pod of the run's head; None while none is running."""
@@ -194,9 +195,13 @@ class KubernetesHead(RemoteHead):
                 raise
             except MlbenchError:  # it has ended, or its image has no Python
                 if (copy := (name, has_ended(pod))) not in self._copied:
-                    with suppress(MlbenchError):
+                    try:
                         self._copy_plain_log(api, worker, pod)
                         self._copied.add(copy)
+                    except AccessDenied as denied:
+                        self._log_refusal = denied.message
+                    except MlbenchError:
+                        pass
                 return replace(nodes[worker], alive=False) if has_ended(pod) else nodes[worker]
             finally:
                 channel.close()  # of a thousand workers only a few are connected at a time
@@ -246,14 +251,17 @@ class KubernetesHead(RemoteHead):
         ended = [pod for pod in heads if has_ended(pod) or is_on_silent_node(pod)]
         cause = why_gone(ended) if ended or not heads else "an earlier one was deleted with what it had"
         self._ask_workers(api, self._list_workers(api))
+        logs, hint = "Logs come from the API, and may lack their beginnings.", "Run it again."
+        if UNSUITABLE_IMAGE.search(cause):
+            hint = "Use an image that is made for the nodes and has Python 3.9 or later."
+        if self._log_refusal:
+            logs = "Logs that the API has cannot be read without the right to get pods/log."
+            hint += f" To read logs: {grant('pods/log', 'get', self._namespace, self._log_refusal)}"
         others = f" (And of {counted(len(missing) - 1, 'other')}.)" if len(missing) > 1 else ""
         return Finding(
             "results_lost",
-            f"The head of the run has no output of worker {missing[0]}: {cause}.{others} Logs come from the API, and "
-            "may lack their beginnings.",
-            hint="Use an image that is made for the nodes and has Python 3.9 or later."
-            if UNSUITABLE_IMAGE.search(cause)
-            else "Run it again.",
+            f"The head of the run has no output of worker {missing[0]}: {cause}.{others} {logs}",
+            hint=hint,
             evidence={"workers": list(missing), "head": [why_gone([pod]) for pod in heads]},
         )
 

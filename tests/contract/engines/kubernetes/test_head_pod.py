@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mlbench_cli.agent.head import STILL_SECONDS
-from mlbench_cli.engines.follow import read_log, watch
+from mlbench_cli.engines.follow import UNREACHABLE, read_log, watch
 from mlbench_cli.engines.kubernetes.engine import KubernetesEngine
 from mlbench_cli.errors import CredentialError
 from mlbench_cli.model.run import Run
@@ -235,10 +235,24 @@ def test_an_image_without_python_runs_its_command_and_that_is_said(
     assert (run.folder / "logs/rank-1.log").read_bytes() == b"1 of 2\n"
 
 
+def test_a_client_that_may_not_read_logs_is_told_so_where_nothing_else_has_them(
+    server: KubeApi, store: Store, tmp_path: Path
+) -> None:
+    run = record(store, "echo a line; exit 1")
+    words = 'pods "x" is forbidden: User "me" cannot get resource "pods/log" in API group "" in the namespace "team"'
+    server.faults.append(Fault("GET .*/log", times=1000, status=403, message=words))
+    with Kubelet(server, tmp_path / "pods", has_python=False):
+        submit(server, run)
+        finished = supervise.follow(run, KubernetesEngine(server.access), store)
+    (found,) = [finding for finding in finished.findings if finding.code == "results_lost"]
+    assert "the right to get pods/log" in found.summary
+    assert "--verb=get --resource=pods/log" in str(found.hint)
+
+
 @pytest.mark.parametrize(
     ("status", "words", "hint"),
     [
-        (403, 'pods "x" is forbidden: User "me" cannot get resource "pods/exec"', "pods/exec"),
+        (403, 'pods "x" is forbidden: User "me" cannot get resource "pods/exec"', "--resource=pods/exec"),
         (400, 'admission webhook "validate.kyverno.svc-fail" denied the request: exec is not allowed', "exception"),
     ],
 )
@@ -249,10 +263,11 @@ def test_a_client_that_may_not_exec_is_told_what_to_ask_for(
     server.faults.append(Fault("GET .*/exec", times=1000, status=status, message=words))
     with Kubelet(server, tmp_path / "pods"):
         submit(server, run)
-        until(lambda: head_of(server))
+        observations, codes = watch(KubernetesEngine(server.access), run), set[str]()
         with pytest.raises(CredentialError) as caught:
-            list(watch(KubernetesEngine(server.access), run))
+            codes.update(finding.code for seen in observations for finding in seen.findings)
         assert hint in str(caught.value.hint)
+        assert UNREACHABLE not in codes
 
 
 def test_why_a_head_does_not_start_is_told_while_the_workers_run(server: KubeApi, store: Store) -> None:
