@@ -24,7 +24,7 @@ comma  := ,
 DEMO   := MLBENCH_HOME=$(CURDIR)/demo $(BIN)/mlbench
 STAMP  := $(VENV)/.installed-$(subst $(comma),-,$(EXTRAS))
 
-.PHONY: help install demo test test-slow test-again test-nightly test-lowest test-busy ssh browser actionlint shellcheck lint docs dist release-rehearsal installs audit sbom addresses lock coverage bugs size bench gpu images publish-images e2e e2e-machines clean
+.PHONY: help install demo test test-slow test-tensorflow test-again test-nightly test-lowest test-busy ssh browser actionlint shellcheck lint docs dist release-rehearsal installs audit sbom addresses lock coverage bugs size bench gpu images publish-images e2e e2e-machines clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -59,6 +59,9 @@ test: install lint ssh browser actionlint shellcheck  ## lint, types and the tes
 
 test-slow: install ssh browser  ## the other tests that need no cluster: more engines, kills, trainings, ranks, screens
 	$(PYTEST) -m "$(ALL) and slow"
+
+test-tensorflow: $(VENV)/.tools-tensorflow  ## the task and the collectives in TensorFlow, which is installed for it (1.2 GB)
+	$(PYTEST) -m "$(ALL)" tests/contract/task_images/cifar10_resnet20_tensorflow tests/contract/task_images/allreduce/test_tensorflow.py
 
 test-again:  ## those that failed last time, one after another: a test that passes now is a flake, to be mended
 	$(TESTED) $(BIN)/python -m pytest -m "$(ALL)" -v --last-failed --last-failed-no-failures none
@@ -131,7 +134,7 @@ addresses: install  ## ask every address that data sets are fetched from, and co
 
 lock: $(VENV)/.tools-lock  ## update requirements-ci.txt, the versions that CI installs
 	$(BIN)/uv pip compile --quiet --upgrade --universal --no-header --no-emit-package mlbench-cli --extra dev \
-	  --extra dist --extra audit --python-version 3.11 --output-file requirements-ci.txt pyproject.toml
+	  --extra dist --extra audit --extra tensorflow --python-version 3.11 --output-file requirements-ci.txt pyproject.toml
 
 coverage: install ssh browser  ## tests with branches counted, in all their processes; names what none reaches (an hour)
 	rm -rf build/coverage && mkdir -p build/coverage
