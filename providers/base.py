@@ -411,22 +411,21 @@ def ownership_tags(cluster: Cluster) -> dict[str, str]:
     return {key: str(value) for key, value in tags.items() if value is not None}
 
 
-def check_tags(texts: Sequence[str], form: str, name_form: str | None = None) -> None:
-    """Raise UsageError for a --tag that is not NAME=VALUE with both of the regular expression `form`, or one whose name
-    differs from another's in case only: roles of AWS, and all of Azure, take such names for the same.
-
-    `name_form`: that of names, if the cloud is stricter with them.
+def check_tags(texts: Sequence[str], name_form: str, value_form: str, *reserved: str) -> None:
+    """Raise UsageError for a --tag that is not NAME=VALUE by the cloud's regular expressions, whose name begins with
+    what is `reserved`, in any case, or one whose name differs from another's in case only: roles of AWS, and all of
+    Azure, take such names for the same.
     """
     known: set[str] = set()
     for text in texts:
         name, equals, value = text.partition("=")
-        if not equals or not re.fullmatch(name_form or form, name) or not (value == "" or re.fullmatch(form, value)):
+        if not equals or not re.fullmatch(name_form, name) or not re.fullmatch(value_form, value):
             raise UsageError(
                 f'--tag "{text}" is not a NAME=VALUE that the cloud accepts.', hint="For example: --tag team=research"
             )
-        if name.lower().startswith(("mlbench", "aws:")):
+        if prefix := next((item for item in ("mlbench", *reserved) if name.lower().startswith(item)), None):
             raise UsageError(
-                f'--tag "{text}": such names are reserved.', hint="Choose a name without mlbench or aws: in front."
+                f'--tag "{text}": such names are reserved.', hint=f"Choose a name without {prefix} in front."
             )
         if name.lower() in known:
             raise UsageError(f'--tag "{text}": there is a tag of that name already.', hint="Name each tag once.")

@@ -81,7 +81,7 @@ IDENTITY = re.compile(
     r"/subscriptions/[^/]+/resourceGroups/[^/]+/providers/Microsoft.ManagedIdentity/userAssignedIdentities/[^/]+", re.I
 )
 GROUP = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.I)
-TAG = r"[^<>%&\\?/=]{1,256}"
+TAG_NAME = r"[^<>%&\\?/]{1,128}"  # some services allow no more
 SUBNET = re.compile(r"/subscriptions/[^/]+/resourceGroups/[^/]+/providers/Microsoft.Network/.+/subnets/[^/]+", re.I)
 # Microsoft's registry, which nodes can use without an account and without rate limits.
 PROBE_IMAGE = "mcr.microsoft.com/azurelinux/base/python:3.12"
@@ -283,7 +283,7 @@ def _check(options: AksOptions, system: Machine) -> None:
         raise UsageError(
             f'--aad "{options.aad}" is not the object ID of a group.', hint="az ad group show --group NAME --query id"
         )
-    check_tags(options.tag, TAG)
+    check_tags(options.tag, TAG_NAME, r".{0,256}", "azure", "microsoft", "windows")
     if system.gpus or "standard_b" in system.name.lower():
         raise UsageError(
             f"--system-machine-type {system.name}: AKS needs machines of at least 2 vCPUs that are not burstable, and "

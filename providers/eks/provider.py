@@ -415,7 +415,7 @@ def _check_network(options: EksOptions, machine: Machine) -> None:
             hint="For example arn:aws:iam::123456789012:policy/boundary: aws iam list-policies --scope Local",
         )
     check_ranges(options.allow_from, is_public=True)
-    check_tags(options.tag, r"[\w .:/+@-]{1,128}")
+    check_tags(options.tag, r"[\w .:/+@-]{1,128}", r"[\w .:/=+@-]{0,256}", "aws:")
 
 
 def _private(options: EksOptions, machine: Machine) -> bool:

@@ -334,7 +334,7 @@ def _check(options: GkeOptions, machine: Machine) -> None:
         if value not in known:
             raise UsageError(f'{flag} "{value}" is not one of {", ".join(known)}.')
     check_ranges(options.allow_from, is_public=False)
-    check_tags(options.tag, r"[a-z0-9_-]{1,63}", r"[a-z][a-z0-9_-]{0,62}")  # keys of labels begin with a letter
+    check_tags(options.tag, r"[a-z][a-z0-9_-]{0,62}", r"[a-z0-9_-]{0,63}")  # keys of labels begin with a letter
     _check_network(options)
     ways = [flag for flag, on in (("--spot", options.spot), ("--flex-start", options.flex_start)) if on]
     if options.reservation:

@@ -166,6 +166,7 @@ def test_a_group_without_its_cluster_is_collected_when_it_is_not_new(mlbench: An
         (["--identity", "mine"], "az identity show --query id"),
         (["--tag", "team"], "--tag team=research"),
         (["--tag", "mlbench-owner=me"], "such names are reserved"),
+        (["--tag", "Microsoft-Team=ml"], "without microsoft in front"),
         (["--tag", "team=a", "--tag", "Team=b"], "there is a tag of that name already"),
         (["--subscription", "prod"], "not the ID of a subscription"),
         (["--subscription", "99999999-9999-9999-9999-999999999999"], "az account list"),

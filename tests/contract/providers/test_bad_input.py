@@ -277,12 +277,12 @@ def test_aks_tags_and_an_identity_of_the_company_are_what_policies_ask_for(
                                  "properties": {"provisioningState": "Succeeded"}, "tags": {"Owner": "it"}}  # fmt: skip
     identity = {"id": IDENTITY, "name": "company", "properties": {"principalId": "p-1", "clientId": "c-1"}}
     azure_world.others[IDENTITY.lower()] = identity
-    words = ("--tag", "Owner=me@example.org", "--identity", IDENTITY, "--ttl", "none")
+    words = ("--tag", "Owner=R&D/a=b", "--identity", IDENTITY, "--ttl", "none")
     done = command("create-cluster", "aks", "2", "good", *words, "--yes")
     assert done.code == 0, done.err
     (made,) = azure_world.clusters.values()
     assert made["identity"] == {"type": "UserAssigned", "userAssignedIdentities": {IDENTITY: {}}}
-    assert {group["tags"]["Owner"] for name, group in azure_world.groups.items() if name != "net"} == {"me@example.org"}
+    assert {group["tags"]["Owner"] for name, group in azure_world.groups.items() if name != "net"} == {"R&D/a=b"}
     assert command("delete-cluster", "aks", "good-2", "--yes").code == 0
     assert (list(azure_world.groups), list(azure_world.others)) == (["net"], [IDENTITY.lower()])
 

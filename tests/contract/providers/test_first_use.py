@@ -56,7 +56,7 @@ USES = (
     _eks("EKS with CPUs, G4dn", "-t", "m5.xlarge", "--ttl", "2h", says="2h"),
     _eks("EKS in a company's network", "-t", "m5.xlarge", "--private-nodes", says="NAT"),
     _eks("EKS in a company's network", "-t", "m5.xlarge", "--subnets", "subnet-01234567,subnet-76543210", code=4),
-    _eks("GKE, EKS and AKS where a policy", "-t", "m5.xlarge", "--tag", "Team=Research"),
+    _eks("GKE, EKS and AKS where a policy", "-t", "m5.xlarge", "--tag", "Team=a=b/c"),
     _eks("EKS `--efa`, several machines", "-t", "g6e.24xlarge", "--efa", says="--base efa"),
     _eks("EKS `--efa --capacity-reservation`", "-t", "p6-b300.48xlarge", "--efa", "--capacity-reservation",
          "cr-0123456789abcdef0", code=4, says="aws ec2 describe-capacity-reservations"),
