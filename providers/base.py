@@ -100,6 +100,7 @@ class ResourceStatus:
     broken: str | None = None  # why it will never be ready; it is deleted and recreated
     differs: str | None = None  # how it differs from the requested settings; this is an error
     kept: str | None = None  # why it stays when the cluster is deleted, e.g. because others use it
+    owner: str | None = None  # who created the cluster, if this resource tells it
 
 
 @dataclass(frozen=True)

@@ -72,6 +72,8 @@ def up(
         before = store.find_cluster(cluster.identity)
         earlier = ClusterDetails.of(before).provisioning if before is not None and times == "provisioning" else []
         creation = Creation(cluster, resources, store, report, patience, Timeline(resources, earlier), times)
+        owners = (ClusterDetails.of(item).owner for item in (cluster, before) if item is not None)
+        creation.owners = frozenset(filter(None, owners))
         if before is not None and _registry(before) != _registry(cluster):
             creation.keep = ()  # digests are of the registry that they were pushed to
         creation.record("creating")
@@ -308,7 +310,9 @@ class Operation:
 
 
 class Creation(Operation):
-    """Creates the resources in dependency order, and adopts existing ones."""
+    """Creates the resources in dependency order, and adopts existing ones, but not those of other owners."""
+
+    owners: frozenset[str] = frozenset()  # who may have created the cluster; empty: anybody
 
     def run(self) -> None:
         """Create everything and wait until it is ready. Raises the first permanent error, or DeadlineError."""
@@ -382,6 +386,11 @@ class Creation(Operation):
             return
         if not found.ours:
             raise foreign_resource_error(resource)
+        if self.owners and found.owner not in (None, *self.owners):
+            raise UsageError(
+                f'The {resource.kind} "{resource.name}" exists, and {found.owner} created it.',
+                hint=f"Choose another RELEASE; or delete it, if nobody uses it: {delete_command(self.cluster)}",
+            )
         if found.differs:
             raise UsageError(
                 f'The {resource.kind} "{resource.name}" already exists with other settings: {found.differs}.',

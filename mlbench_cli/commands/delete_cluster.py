@@ -58,9 +58,10 @@ def delete_cluster(
         _refuse_unfetched(store, cluster)
     if not cluster.is_attached:
         place = f", {cluster.location}" if cluster.location else ""
-        made = ClusterDetails.of(cluster).registry_made
+        made, owner = ClusterDetails.of(cluster).registry_made, ClusterDetails.of(cluster).owner
+        of = f" of {owner}" if owner not in (None, clusters.owner_name()) else ""
         also = "" if not made or keep_images else " and its image repository (--keep-images keeps that)"
-        console.confirm(f"Delete the cluster {name} ({cluster.provider}{place}), everything on it{also}?", yes=yes)
+        console.confirm(f"Delete the cluster {name}{of} ({cluster.provider}{place}), everything on it{also}?", yes=yes)
 
     def check(cluster: Cluster) -> None:
         if not force:

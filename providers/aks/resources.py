@@ -27,6 +27,7 @@ from providers.aks.options import AksOptions, Machine
 from providers.base import (
     CLUSTER_TAG,
     KEPT_TAG,
+    OWNER_TAG,
     ROLE_LABEL,
     WORKER,
     BusyError,
@@ -157,11 +158,13 @@ class ResourceGroup(AzureResource):
         if found is None:
             return None
         state = state_of(found)
-        ours = (found.get("tags") or {}).get(CLUSTER_TAG) == self.cluster.name
+        tags = found.get("tags") or {}
+        ours = tags.get(CLUSTER_TAG) == self.cluster.name
         is_deleting = state == "Deleting"
         if not is_deleting:
             self._read_removal()
-        return ResourceStatus(f"{state}{self._stays_because}", ours=ours, deleting=is_deleting)
+        owner = tags.get(OWNER_TAG)
+        return ResourceStatus(f"{state}{self._stays_because}", ours=ours, deleting=is_deleting, owner=owner)
 
     def delete(self) -> None:
         """Request the deletion. Absent is success."""

@@ -32,6 +32,7 @@ from mlbench_cli.model.cluster_details import ClusterDetails
 from mlbench_cli.model.run import Cluster
 from providers.base import (
     CLUSTER_TAG,
+    OWNER_TAG,
     BusyError,
     Part,
     Readiness,
@@ -159,15 +160,18 @@ class Stack(Resource):
         if stack is None:
             return self.find_stray()
         state = stack["StackStatus"]
-        ours = tags_of(stack.get("Tags")).get(CLUSTER_TAG) == self.cluster.name
+        tags = tags_of(stack.get("Tags"))
+        ours, owner = tags.get(CLUSTER_TAG) == self.cluster.name, tags.get(OWNER_TAG)
         # During a rollback it can neither be used nor deleted.
         if not ours or state in ("DELETE_IN_PROGRESS", "ROLLBACK_IN_PROGRESS"):
             return ResourceStatus(state, ours, deleting=True)
         if state in BROKEN:
-            return ResourceStatus(state, broken=stack.get("StackStatusReason") or state, busy=self.find_obstacle())
+            reason = stack.get("StackStatusReason") or state
+            return ResourceStatus(state, broken=reason, busy=self.find_obstacle(), owner=owner)
         if state == "CREATE_IN_PROGRESS":
-            return ResourceStatus(state, broken=self.find_flaw(stack))
-        return ResourceStatus(state, busy=self.find_obstacle(), differs=self.find_difference(stack))
+            return ResourceStatus(state, broken=self.find_flaw(stack), owner=owner)
+        differs = self.find_difference(stack)
+        return ResourceStatus(state, busy=self.find_obstacle(), differs=differs, owner=owner)
 
     def create(self) -> None:
         """Request the stack, with its tags in the call."""

@@ -24,6 +24,7 @@ from mlbench_cli.util.times import timestamp
 from providers.base import (
     CLUSTER_TAG,
     KEPT_TAG,
+    OWNER_TAG,
     ROLE_LABEL,
     WORKER,
     BusyError,
@@ -145,6 +146,7 @@ class ControlPlane(GkeResource):
         return ResourceStatus(
             state,
             ours=found.resource_labels.get(CLUSTER_TAG) == self.name,
+            owner=found.resource_labels.get(OWNER_TAG),
             deleting=state == "STOPPING",
             busy="an operation on it is in progress" if state in ("PROVISIONING", "RECONCILING") else None,
             broken=self.find_flaw(found),

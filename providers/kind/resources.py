@@ -10,7 +10,16 @@ from typing import Any
 from mlbench_cli.errors import MlbenchError, UsageError
 from mlbench_cli.model.cluster_details import ClusterDetails
 from mlbench_cli.model.run import Cluster
-from providers.base import CLUSTER_TAG, Part, Readiness, Resource, ResourceStatus, TransientError, ownership_tags
+from providers.base import (
+    CLUSTER_TAG,
+    OWNER_TAG,
+    Part,
+    Readiness,
+    Resource,
+    ResourceStatus,
+    TransientError,
+    ownership_tags,
+)
 from providers.kind.api import KIND_LABEL, call, container_program, creation_lock, inspect, lines, succeeds
 from templates import render
 
@@ -55,6 +64,7 @@ class MarkerVolume(Resource):
         return ResourceStatus(
             "there",
             ours=found.get(CLUSTER_TAG) == self.cluster.name,
+            owner=found.get(OWNER_TAG),
             differs=f"{has} nodes, the control plane among them, instead of {asked}" if has != asked else None,
         )
 

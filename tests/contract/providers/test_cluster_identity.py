@@ -104,3 +104,34 @@ def test_a_region_that_does_not_answer_hides_no_other(
     assert done.code == 8, done.err
     aws.calm("me")
     assert _regions_of("seen-0") == []
+
+
+@pytest.mark.parametrize("provider", ["gke", "eks", "aks"])
+def test_a_cluster_of_somebody_else_is_not_taken_over(
+    *, provider: str, command: Callable[..., Any], aws: AwsClient, gke_world: World, azure_world: object,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    """Two people in one account follow the same page: the second must neither use the first one's cluster, nor move
+    its end."""
+
+    def become(person: str) -> None:
+        monkeypatch.setenv("LOGNAME", person)
+        monkeypatch.setenv("MLBENCH_HOME", str(tmp_path / person))
+
+    def read_end() -> str:
+        listed = command("list-clusters", "--cloud", "-o", "json").json["clusters"]
+        (end,) = [item["expires"] for item in listed if (item["provider"], item["name"]) == (provider, "shared-0")]
+        return str(end)
+
+    become("ada")
+    assert command("create-cluster", provider, "0", "shared", "--yes", "--ttl", "8h").code == 0
+    end = read_end()
+    become("bob")
+    refused = command("create-cluster", provider, "0", "shared", "--yes", "--ttl", "1h")
+    assert refused.code == 2, refused.err
+    assert "ada created it" in refused.err
+    assert "Choose another RELEASE" in refused.err
+    assert read_end() == end
+    become("ada")
+    assert command("create-cluster", provider, "0", "shared", "--yes").code == 0
+    assert command("delete-cluster", provider, "shared-0", "--yes").code == 0
