@@ -235,9 +235,10 @@ def _check_quota(
 
 
 def zones_for(aws: Aws, machine_types: list[str], zone: str | None) -> list[str]:
-    """At least two zones of the region; first `zone`, or else one with these machine types.
+    """At least two zones of the region where EKS has control planes; first `zone`, or else one with these machine
+    types.
 
-    Raises UsageError if `zone` does not have them, CapacityError if no zone of the region does.
+    Raises UsageError if `zone` is none of those or does not have them, CapacityError if no zone of the region does.
     """
     filters = [{"Name": "zone-type", "Values": ["availability-zone"]}, {"Name": "state", "Values": ["available"]}]
     zones = sorted(
@@ -246,10 +247,12 @@ def zones_for(aws: Aws, machine_types: list[str], zone: str | None) -> list[str]
         # us-east-1e and others: EKS has no control planes there.
         if item.get("ZoneId") not in ("use1-az3", "usw1-az2", "cac1-az3")
     )
-    offering = zones_with(aws, machine_types)
-    if zone and zone not in offering:
+    offering = [name for name in sorted(zones_with(aws, machine_types)) if name in zones]
+    if not offering or (zone and zone not in offering):
+        place = f"The zone {zone} does not have" if zone else f"No zone of {aws.region} has"
         raise UsageError(
-            f"The zone {zone} does not have {machine_types[0]}.", hint=f"These have it: {', '.join(sorted(offering))}"
+            f"{place} {machine_types[0]} together with control planes of EKS.",
+            hint=f"Use one of: {', '.join(offering)}" if offering else "Choose another --region.",
         )
     ordered = sorted(zones, key=lambda name: (name != zone, name not in offering, name))
     if len(ordered) < 2:

@@ -157,3 +157,23 @@ def test_wrong_zones_are_refused_before_anything_is_made(
     result = command("create-cluster", "eks", "2", "never", "-t", "m5.large", *words, "--yes")
     assert result.code == 2, result.err
     assert says in result.err
+
+
+def test_a_zone_without_control_planes_is_refused_and_never_chosen(command: Callable[..., Any], aws: AwsClient) -> None:
+    """us-east-1e (use1-az3) has machines, but EKS has no control planes there: machines must not come from elsewhere
+    instead."""
+    words = ("create-cluster", "eks", "2", "never", "-t", "m5.large", "--dry-run")
+    aws.rules(offered=[["m5.large", "us-east-1e"], ["m5.large", "us-east-1c"]])
+    try:
+        for place in (("--zone", "us-east-1e"), ("--zones", "us-east-1c,us-east-1e")):
+            refused = command(*words, *place)
+            assert refused.code == 2, refused.out
+            assert "The zone us-east-1e does not have m5.large together with control planes of EKS" in refused.err
+            assert "Use one of: us-east-1c" in refused.err
+        assert "The cluster never-2 in us-east-1c" in command(*words, "--region", "us-east-1").err
+        aws.rules(offered=[["m5.large", "us-east-1e"]])
+        refused = command(*words, "--region", "us-east-1")
+        assert refused.code == 2, refused.out
+        assert "No zone of us-east-1 has m5.large" in refused.err
+    finally:
+        aws.rules(offered=[])
