@@ -148,7 +148,8 @@ class OpenExperiment(Struct, frozen=True):
                 check_backend(run.spec, self.workspace.store.cluster)
         experiment = self.plan.experiment
         repeats = max((repeat_of(run.name) for run in self.plan.runs), default=1)
-        record(experiment, self.plan.new, self.workspace.store, document_writer(self.command_line, experiment, repeats))
+        write = document_writer(self.command_line, experiment, repeats, self.workspace.notify)
+        record(experiment, self.plan.new, self.workspace.store, write)
 
     @property
     def runs_here(self) -> bool:

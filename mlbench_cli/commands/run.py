@@ -41,7 +41,7 @@ from mlbench_cli.model.spec import MAX_WORKERS, NAME_LENGTH, RunSpec
 from mlbench_cli.runs import wizard
 from mlbench_cli.runs.defaults import with_defaults
 from mlbench_cli.runs.experiment_file import describes_several
-from mlbench_cli.runs.launch import brings_files, check_names, is_public, local_machine
+from mlbench_cli.runs.launch import check_names, is_public, local_machine
 from mlbench_cli.runs.matrix import MAX_CONFIRMED, MAX_MEMBERS
 from mlbench_cli.runs.own_command import ends_early, hides_failures, relative_scripts, trains_separately
 from mlbench_cli.runs.preflight import find_too_many_workers
@@ -62,7 +62,6 @@ from mlbench_cli.runs.request import (
 )
 from mlbench_cli.storage.store import Store
 from mlbench_cli.tasks.catalog import packages_of, use_task_folder
-from mlbench_cli.tasks.command_code import collect_code
 from mlbench_cli.util.files import write_atomically
 from mlbench_cli.util.text import list_some, shorten
 
@@ -561,10 +560,6 @@ def _warn(specs: Sequence[RunSpec]) -> None:
         console.note(f"Workers install {', '.join(packages)} with pip when they start.")
     own = [spec for spec in specs if not spec.runs_task_program]
     commands = {spec.argv for spec in own}
-    brought = {(spec.argv, spec.include_files) for spec in own if brings_files(spec)}
-    collected = [code for argv, include in brought if (code := collect_code(argv, include)) is not None]
-    if files := sorted({name for code in collected for name in code.files}):
-        console.note(f"Workers get {list_some(files, 3)} of this folder.")
     if any(map(hides_failures, commands)):
         console.warn(
             "The exit code of a pipe is that of tee, so a failed training counts as completed: set -o pipefail"

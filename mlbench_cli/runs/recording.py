@@ -27,6 +27,7 @@ from mlbench_cli.storage.run_folder import PODS_FILES, RunFolder
 from mlbench_cli.storage.store import Store
 from mlbench_cli.tasks.command_code import CommandCode, collect_code, copy_code, pack_code
 from mlbench_cli.tasks.provenance import CommandRecord, collect_provenance
+from mlbench_cli.util.text import list_some
 from mlbench_cli.util.times import now
 
 _INTENT = "recording-{}.json"  # in DATA/experiments, while a client records
@@ -56,11 +57,16 @@ def plan_experiment(
 
 
 def document_writer(
-    command_line: Sequence[str], experiment: Experiment, repeats: int | None = None
+    command_line: Sequence[str],
+    experiment: Experiment,
+    repeats: int | None = None,
+    notify: Callable[[str], None] = lambda text: None,
 ) -> Callable[[Run], None]:
     """Writes run.json with the provenance of the run, collected once for each program and method, and the number of
-    repeats that were asked for, and puts the files of a user's command beside it."""
+    repeats that were asked for, and puts the files of a user's command beside it. `notify` gets which of them workers
+    get."""
     known: dict[tuple[object, ...], tuple[JsonObject, CommandCode | None]] = {}
+    told: set[str] = set()  # files
 
     def collect(spec: RunSpec) -> tuple[JsonObject, CommandCode | None]:
         code = command = None
@@ -68,6 +74,9 @@ def document_writer(
         if is_local or brings_files(spec):
             code = collect_code(spec.argv, spec.include_files)
             program = find_interpreter(spec.argv) if is_local and not spec.anonymous else None
+            if code is not None and brings_files(spec) and not told.issuperset(code.files):
+                told.update(code.files)
+                notify(f"Workers get {list_some(sorted(told), 3)} of this folder.")
             command = CommandRecord(code.digest if code else None, tuple(sorted(code.files)) if code else (), program)
         label = f"{experiment.name} {experiment.id[:6]}"
         return collect_provenance(spec, command_line, command=command, experiment=label).to_dict(), code

@@ -6,7 +6,7 @@ cluster or in the run's folder, not in this process, so any client with access c
 
 import hashlib
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -43,9 +43,7 @@ from mlbench_cli.engines.kubernetes.submit import (
     read_job,
     submit,
 )
-from mlbench_cli.engines.kubernetes.workers import (
-    is_cut_off,
-)
+from mlbench_cli.engines.kubernetes.workers import is_cut_off
 from mlbench_cli.errors import CleanupError, UsageError
 from mlbench_cli.kube.access import Access
 from mlbench_cli.kube.api import Api, ObjectNotFound, list_pods
@@ -53,6 +51,7 @@ from mlbench_cli.kube.claims import DataClaim, ensure_claim
 from mlbench_cli.kube.objects import collection_path, object_path
 from mlbench_cli.model.run import Ending, Observation, Run
 from mlbench_cli.model.spec import RunSpec
+from mlbench_cli.storage.run_folder import PODS_FILES, RunFolder
 from mlbench_cli.util.files import remove_folder, write_atomically
 
 LOOK_SECONDS = 0.5
@@ -75,8 +74,7 @@ class KubernetesEngine:
         """Create the objects and release the Job; after an interruption, only what is missing."""
         with self._access.client() as api:
             check_version(api)
-            documents = with_files(submission.documents, run)
-            submit(api, documents, {ID_ANNOTATION: run.id, CREATED_ANNOTATION: run.created})
+            submit(api, _with_files(run, submission), {ID_ANNOTATION: run.id, CREATED_ANNOTATION: run.created})
         _write_manifests(run, submission)  # their presence says that the cluster had the run
 
     def resume(self, run: Run) -> None:
@@ -85,7 +83,7 @@ class KubernetesEngine:
         with self._access.client() as api, suppress(ObjectNotFound):
             job = read_job(api, namespace, run)
             if is_unreleased(job):
-                complete(api, job, with_files(self.render(run.spec).documents, run))
+                complete(api, job, _with_files(run, self.render(run.spec)))
                 return
             try:
                 api.get(object_path("Job", namespace, head_name(run.name)))
@@ -192,6 +190,12 @@ def _found_run(job: dict[str, Any]) -> FoundRun | UnreadableRun:
     # Applied by hand or by an older version: an id derived from facts, the same on every machine.
     made = hashlib.sha256(str(metadata.get("uid")).encode()).hexdigest()[:12]
     return FoundRun(annotations.get(ID_ANNOTATION) or made, created, spec, FETCHED_ANNOTATION in annotations)
+
+
+def _with_files(run: Run, submission: Submission) -> Sequence[Mapping[str, Any]]:
+    """The documents of a run, with the files of its command if it brings any."""
+    packed = RunFolder(run.folder).state / PODS_FILES
+    return with_files(submission.documents, packed.read_bytes()) if packed.exists() else submission.documents
 
 
 def _write_manifests(run: Run, submission: Submission) -> None:

@@ -33,9 +33,8 @@ from mlbench_cli.engines.kubernetes.pods import (
 from mlbench_cli.engines.plan import contract_environment, find_task, make_pods_plan, pod_host, thread_variables
 from mlbench_cli.errors import UsageError
 from mlbench_cli.isolation import CODE_VARIABLES
-from mlbench_cli.model.run import Run
 from mlbench_cli.model.spec import HOLD_SECONDS, MIN_KEEP_SECONDS, START_TIMEOUT, RunSpec, canonical_json
-from mlbench_cli.storage.run_folder import PODS_FILES, STATE_FOLDER
+from mlbench_cli.storage.run_folder import PODS_FILES
 
 HASH_LABEL = "mlbench/spec-hash"
 SPEC_ANNOTATION = "mlbench/spec"
@@ -175,13 +174,9 @@ def role_of(item: Mapping[str, Any]) -> str | None:
     return role
 
 
-def with_files(documents: Sequence[Mapping[str, Any]], run: Run) -> Sequence[Mapping[str, Any]]:
-    """The documents of a run with the files of its command, which its pods get. Raises UsageError if they are too
-    large."""
-    try:
-        data = (run.folder / STATE_FOLDER / PODS_FILES).read_bytes()
-    except FileNotFoundError:
-        return documents
+def with_files(documents: Sequence[Mapping[str, Any]], data: bytes) -> Sequence[Mapping[str, Any]]:
+    """The documents of a run with the packed files of its command, which its pods get. Raises UsageError if they are
+    too large."""
     text = base64.b64encode(data).decode()
     found = []
     for document in documents:
