@@ -42,7 +42,8 @@ class PanelCommand(TyperCommand):
             default = "Arguments" if parameter.param_type_name == "argument" else "Options"
             if record is not None:
                 panels.setdefault(getattr(parameter, "rich_help_panel", None) or default, []).append(record)
-        folded = {} if ctx.meta.get(HELP_ALL) else {name: panels.pop(name) for name in FOLDED if name in panels}
+        folds = any("--help-all" in parameter.opts for parameter in self.get_params(ctx)) and not ctx.meta.get(HELP_ALL)
+        folded = {name: panels.pop(name) for name in FOLDED if name in panels} if folds else {}
         for panel in sorted(panels, key=FOLDED.__contains__):  # what is rarely needed comes last
             with formatter.section(panel):
                 formatter.write_dl(panels[panel])

@@ -1,5 +1,6 @@
 """`mlbench certify`: which machines must go back, and what will this cluster deliver?"""
 
+import inspect
 import re
 import shlex
 from collections.abc import Callable, Iterable, Sequence
@@ -27,18 +28,20 @@ from mlbench_cli.certify.expectations import read_expectations
 from mlbench_cli.certify.plan import make_plan
 from mlbench_cli.commands._common import Format, Output, Yes, complete_clusters
 from mlbench_cli.commands._members import follow_run
+from mlbench_cli.commands._request_options import request_parameter
 from mlbench_cli.commands._selection import complete_names
 from mlbench_cli.errors import MlbenchError, NeverStartedError, Stopped, UsageError
 from mlbench_cli.model.run import Cluster
 from mlbench_cli.model.spec import MAX_TIMEOUT
 from mlbench_cli.results.archive.sign import require_key
-from mlbench_cli.runs.request import OPTIONS, Request, equivalent_command
+from mlbench_cli.runs.request import OPTIONS, Request, equivalent_command, given_value
 from mlbench_cli.tasks.catalog import load_task
 from mlbench_cli.util import stopping
 from mlbench_cli.util.durations import parse_duration
 from task_images.certify.rules import STAGES
 
 LEVELS = {"quick": "spec", "standard": "standard", "soak": "soak"}
+OF_RUN = ("image", "pull_secret", "start_timeout", "queue", "node_selector")  # options that mlbench run has, too
 LOCAL_NODES = 4
 RECHECKED = ("node", "pairs")
 PARTIAL_SECONDS, PRESENTED_SECONDS = 150.0, 30.0  # for a run that was stopped here to complete its archive, and to show
@@ -106,6 +109,7 @@ def certify(
     ] = None,
     yes: Yes = False,
     output: Output = Format.text,
+    **options: Any,
 ) -> int:
     """Test every node of a cluster alone, in pairs and together: which must go back, and what do the others deliver?
 
@@ -127,7 +131,8 @@ def certify(
         raise UsageError("Which cluster is to be accepted?", hint="mlbench list-clusters, then: mlbench certify NAME")
     _check_stages(level, only, hours)
     changes: dict[str, Any] = {} if hours is None else {"soak_hours": hours}
-    found, request = client.store.cluster(cluster), Request(gpu=gpu or None)
+    given = {name: given_value(name, value) for name, value in options.items() if value not in (None, [])}
+    found, request = client.store.cluster(cluster), Request(gpu=gpu or None, **given)
     if earlier is not None:
         changes["earlier"] = earlier.digest
     if recheck is not None:
@@ -166,6 +171,15 @@ def certify(
         asks=not yes and cluster != "local",
         present=lambda source, stopped: _present(source, to, key, earlier, output, stopped),
     )
+
+
+_signature = inspect.signature(certify)
+certify.__signature__ = _signature.replace(  # type: ignore[attr-defined]
+    parameters=[
+        *(entry for entry in _signature.parameters.values() if entry.kind is not inspect.Parameter.VAR_KEYWORD),
+        *(request_parameter(item) for item in OPTIONS if item.name in OF_RUN),
+    ]
+)
 
 
 def _measure(

@@ -19,23 +19,17 @@ from mlbench_cli import console
 from mlbench_cli.api import AuthorsProgram, Client, Launch, OpenExperiment, RunHandle, Submission
 from mlbench_cli.commands._common import (
     Format,
-    complete_backends,
-    complete_clusters,
     complete_experiments,
-    complete_presets,
-    complete_tasks,
-    one_of,
     output_option,
     require_goal_option,
     yes_option,
 )
-from mlbench_cli.commands._completion import complete_axes, complete_methods, complete_providers, complete_settings
 from mlbench_cli.commands._experiment_file import run_file
 from mlbench_cli.commands._members import How, follow_all, start_detached
 from mlbench_cli.commands._report import Ended, report_ended
+from mlbench_cli.commands._request_options import request_parameter
 from mlbench_cli.commands._values import HELP_ALL, PanelCommand
 from mlbench_cli.errors import UsageError
-from mlbench_cli.model.faults import Policy
 from mlbench_cli.model.run import Cluster
 from mlbench_cli.model.spec import MAX_WORKERS, NAME_LENGTH, RunSpec
 from mlbench_cli.runs import wizard
@@ -49,8 +43,6 @@ from mlbench_cli.runs.repeats import Repeats, repeats_in
 from mlbench_cli.runs.request import (
     ADVANCED,
     OPTIONS,
-    REPEATABLE,
-    Option,
     Request,
     equivalent_command,
     flag,
@@ -456,40 +448,12 @@ def _save(request: Request, path: Path, source: str | None) -> None:
 # --- the options are Request's fields -------------------------------------------------------------------------------
 
 
-def _parameter(item: Option) -> inspect.Parameter:
-    """A field of Request as a parameter that Typer makes an option of."""
-    repeated = item.kind in REPEATABLE
-    kind: Any = {"integer": int, "switch": bool}.get(item.kind, list[str] if repeated else str)
-    long = f"{flag(item.name)}/{flag('no_' + item.name)}" if item.kind == "switch" else flag(item.name)
-    complete: dict[str, Callable[..., list[str]]] = {
-        "task": complete_tasks,
-        "preset": complete_presets,
-        "backend": complete_backends,
-        "cluster": complete_clusters,
-        "method": complete_methods,
-        "set": complete_settings,
-        "matrix": complete_axes,
-        "create": complete_providers,
-        "on_failure": one_of(*map(str, Policy)),
-    }
-    option = typer.Option(
-        *([long, f"-{item.letter}"] if item.letter else [long]),
-        help=item.help,
-        metavar=item.metavar or None,
-        rich_help_panel=item.panel,
-        autocompletion=complete.get(item.name),
-    )
-    return inspect.Parameter(
-        item.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
-    )
-
-
 _signature = inspect.signature(run)
 run.command_class = RunCommand  # type: ignore[attr-defined]
 run.__signature__ = _signature.replace(  # type: ignore[attr-defined]
     parameters=[
         *(entry for entry in _signature.parameters.values() if entry.kind is not inspect.Parameter.VAR_KEYWORD),
-        *(_parameter(item) for item in OPTIONS if not item.rare),
+        *(request_parameter(item) for item in OPTIONS if not item.rare),
     ]
 )
 

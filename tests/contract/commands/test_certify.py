@@ -28,6 +28,7 @@ from task_images.certify.node import inventory
 from tests.contract import clients
 from tests.contract.engines.labs import install_commands
 from tests.contract.local_runs import until
+from tests.fakes.kube_api import Fault, KubeApi
 from tests.unit.results.runs import new_run, observation_of, spec
 
 Captured = pytest.CaptureFixture[str]
@@ -336,3 +337,22 @@ def test_bad_input_is_refused_before_anything_starts(capsys: Captured, words: li
     assert "Traceback" not in printed.err
     assert run(["status"]) == 0
     assert "certify" not in capsys.readouterr().out
+
+
+def test_what_a_cluster_needs_of_a_run_is_given_as_for_any_run(home: Path, capsys: Captured) -> None:
+    with KubeApi() as server:
+        home.mkdir()
+        server.write_kubeconfig(home / "kubeconfig")
+        server.faults.append(Fault("POST .*/jobs", status=403, message="no more Jobs today"))
+        store = Store(home)
+        details = {"kubeconfig": str(home / "kubeconfig"), "context": "x", "namespace": "default"}
+        store.record_cluster(Cluster("there", "attached", details=details))
+        store.close()
+        words = ("--image", "mine/torch:1", "--start-timeout", "2h", "--node-selector", "pool=gpu")
+        assert run(["certify", "there", "--nodes", "2", "--yes", *words]) == 3
+    assert "no more Jobs today" in capsys.readouterr().err
+    spec = json.loads((folder_of(home, "certify-there-2") / "run.json").read_text())["spec"]
+    assert spec["image"] == "mine/torch:1"
+    assert spec["kubernetes"]["start_timeout"] == 7200
+    assert spec["kubernetes"]["node_selector"] == {"pool": "gpu"}
+    assert run(["certify", "local", "--start-timeout", "2h"]) == 2
