@@ -50,9 +50,9 @@ Values = tuple[tuple[str, str], ...]  # name and value of each axis that varies
 
 
 class Row(Struct, frozen=True, dict=True):
-    """One figure of both sides, and B's over A's. A side without the figure in each of its runs, in one unit, has no
-    values; `diverged` says of either side where the last value of a metric is no number: "nan in 1 of 3 runs".
-    `other_unit` is that of A if it is not B's, so that there is no ratio."""
+    """One figure of both sides, and B's over A's; of values that are not all above 0, B's less A's. A side without the
+    figure in each of its runs, in one unit, has no values; `diverged` says of either side where the last value of a
+    metric is no number: "nan in 1 of 3 runs". `other_unit` is that of A if it is not B's, so that there is no ratio."""
 
     name: str
     unit: str
@@ -88,17 +88,23 @@ class Row(Struct, frozen=True, dict=True):
         return str(self.change)
 
     def worse(self, higher_is_better: bool | None) -> Ratio | None:
-        """How many times worse B is than A."""
+        """How many times worse B is than A, or by how much."""
         return None if self.ratio is None else self.ratio.inverse if higher_is_better else self.ratio
 
     def to_dict(self) -> JsonObject:
-        """Both sides and their ratio, each with mean and interval, or null."""
-        each: JsonObject = {
-            name: found.to_dict() if (found := getattr(self, name)) else None for name in ("a", "b", "ratio")
-        }
+        """Both sides and their ratio or difference, each with mean and interval, or null."""
+        sides = {name: found.to_dict() if (found := getattr(self, name)) else None for name in ("a", "b")}
+        each: JsonObject = {**sides, **documents_of(self.ratio)}
         facts: JsonObject = {"unit": self.unit, "higher_is_better": self.higher_is_better, "is_time": self.is_time}
         facts |= {"is_metric": self.is_metric, "diverged": list(self.diverged), "other_unit": self.other_unit}
         return {**each, **facts, "words": self.words, "change": to_builtins(self.change)}
+
+
+def documents_of(found: Ratio | None) -> JsonObject:
+    """The entries `ratio` and `difference` of a JSON document, of which one is null."""
+    document = None if found is None else found.to_dict()
+    is_difference = found is not None and found.is_difference
+    return {"ratio": None if is_difference else document, "difference": document if is_difference else None}
 
 
 class Obstacle(Struct, frozen=True):
@@ -278,7 +284,7 @@ def compare_runs(one: Sequence[Measurement], other: Sequence[Measurement]) -> tu
             about.is_metric,
             old,
             new,
-            None if other_unit else relate(old, new, sessions),
+            None if other_unit else relate(old, new, sessions, takes_difference=not about.is_time),
             (diverged[0].get(name, ""), diverged[1].get(name, "")) if about.is_metric else ("", ""),
             other_unit,
         )

@@ -26,6 +26,7 @@ from mlbench_cli.results.analysis.compare import (
     find_metric,
 )
 from mlbench_cli.results.analysis.figures import IN_DOUBT, SECONDS, SUCCESSFUL, outcome_of
+from mlbench_cli.results.analysis.numbers import format_amount
 from mlbench_cli.results.analysis.series import drop_duplicates, measure
 from mlbench_cli.results.analysis.sessions import Basis
 from mlbench_cli.results.analysis.stats import (
@@ -65,7 +66,7 @@ class Decision:
     higher_is_better: bool | None = None
 
     def to_dict(self) -> JsonObject:
-        """As `-o json` prints it. `worse` is how many times worse B is than A, with its interval."""
+        """As `-o json` prints it. `worse` is how many times worse B is than A, or by how much, with its interval."""
         worse = None if self.row is None else self.row.worse(self.higher_is_better)
         direction = None if self.higher_is_better is None else "higher" if self.higher_is_better else "lower"
         return {
@@ -102,12 +103,13 @@ def decide(
     if row is not None and row.other_unit:
         return say(Verdict.CANNOT_TELL, f"{name} is in {row.other_unit} in the baseline, and in {row.unit} now.")
     if row is None or row.ratio is None:
-        return say(Verdict.CANNOT_TELL, f"Not both sides have {name or 'a time'} above 0.")
+        has_both = row is not None and row.old and row.new
+        return say(Verdict.CANNOT_TELL, f"Not both sides have {name or 'a time'}{' above 0' if has_both else ''}.")
     if higher is None:
         raise UsageError(
             f'It is unknown whether lower or higher is better for "{name}".', hint="--direction higher, or lower"
         )
-    begin = f"{name}: {found.b} against {found.a}: {row.words}; {describe_limit(limit)}"
+    begin = f"{name}: {found.b} against {found.a}: {row.words}; {describe_limit(limit, row)}"
     if row.ratio.low is None:
         few = f"{MIN_RUNS} of each side, or {MIN_HISTORY} earlier ones, are needed for an interval"
         what = found.sessions.note if found.sessions.basis in (Basis.PAIRED, Basis.BETWEEN) else found.counts
@@ -169,9 +171,12 @@ def _is_number(text: str) -> bool:
         return False
 
 
-def describe_limit(limit: float) -> str:
-    """ "limit 1.2× worse (+20 %)"."""
+def describe_limit(limit: float, row: Row) -> str:
+    """ "limit 1.2× (+20 %)", or of a difference "limit 2.4 (20 % of the baseline's mean)"."""
     share = 100 * (limit - 1)
+    if row.ratio is not None and row.ratio.base is not None:
+        amount = format_amount((limit - 1) * row.ratio.base, row.unit)
+        return f"limit {amount} ({_trim(share)} % of the baseline's mean)"
     return f"limit {_trim(limit)}× ({'+' if share >= 0 else ''}{_trim(share)} %)"
 
 

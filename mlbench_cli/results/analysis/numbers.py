@@ -84,30 +84,39 @@ class Change(Struct, frozen=True):
         return f"{self.difference}{ends}{', ' if self.note else ''}{self.note}"
 
 
-def describe_ratio(found: Ratio | None, higher_is_better: bool | None = False, *, is_time: bool = True) -> Change:
+def describe_ratio(
+    found: Ratio | None, higher_is_better: bool | None = False, *, is_time: bool = True, unit: str = ""
+) -> Change:
     """New / old in words: "1.45× faster (1.39 to 1.52)", "no difference seen (0.92 to 1.17×)"; without a verdict
     "1.45× slower, too few runs".
 
-    For figures that are no times: "1.45× higher", or "more" if it is not known which way is good.
+    For figures that are no times: "1.45× higher", or "more" if it is not known which way is good; of values that are
+    not all above 0 the difference in their `unit`: "5.20 lower (3.10 to 7.30)".
     """
     if found is None:
         return Change(NO_VALUE)
-    difference = _difference(found, higher_is_better, is_time)
+    difference = _difference(found, higher_is_better, is_time, unit)
     if found.low is None:
         return Change(difference, note=TOO_FEW_RUNS if found.has_too_few_runs else TOO_FEW_SESSIONS)
-    turned = found if found.log >= 0 else found.inverse
+    turned = found if found.shift >= 0 else found.inverse
     if found.is_confounded:
-        return Change(difference, _ends(turned), OTHER_SESSION)
+        return Change(difference, _ends(turned, unit), OTHER_SESSION)
     if not found.is_different:
-        return Change(NO_DIFFERENCE, f"{_ends(found)}×")
-    return Change(difference, _ends(turned), is_different=True)
+        return Change(NO_DIFFERENCE, f"{_ends(found, unit)}{'' if found.is_difference else '×'}")
+    return Change(difference, _ends(turned, unit), is_different=True)
 
 
-def _difference(found: Ratio, higher_is_better: bool | None, is_time: bool) -> str:
-    if found.log == 0:
+def _difference(found: Ratio, higher_is_better: bool | None, is_time: bool, unit: str) -> str:
+    if found.shift == 0:
         return "equal"
-    turned = found if found.log > 0 else found.inverse
-    return f"{_times(turned.mean)} {_ratio_word(found.log > 0, higher_is_better, is_time)}"
+    size = abs(found.shift) if found.is_difference else math.exp(abs(found.shift))
+    amount = format_amount(size, unit) if found.is_difference else _times(size)
+    return f"{amount} {_ratio_word(found.shift > 0, higher_is_better, is_time)}"
+
+
+def format_amount(difference: float, unit: str) -> str:
+    """A difference of two values: "5.20", "0.31 J"; percentages differ by points."""
+    return f"{significant(difference)} points" if unit == "%" else format_value(difference, unit)
 
 
 def _times(factor: float) -> str:
@@ -126,8 +135,8 @@ def describe_change(
 ) -> Change:
     """B relative to A, with their ratio `found`: like `describe_ratio`, but percentages differ by points, which have no
     interval: "26.0 points lower"."""
-    change = describe_ratio(found, higher_is_better, is_time=is_time)
-    if unit != "%" or a is None or b is None or found is None:
+    change = describe_ratio(found, higher_is_better, is_time=is_time, unit=unit)
+    if unit != "%" or a is None or b is None or found is None or found.is_difference:
         return change
     points = b.mean - a.mean
     text = f"{significant(abs(points))} points {'higher' if points > 0 else 'lower'}" if points else "equal"
@@ -157,9 +166,12 @@ def format_money(amount: float) -> str:
     return f"{amount:.2f}" if abs(amount) < 100 else f"{amount:,.0f}"
 
 
-def _ends(found: Ratio) -> str:
+def _ends(found: Ratio, unit: str) -> str:
+    if found.is_difference:
+        low, high = found.low or 0.0, found.high or 0.0
+        return f"{format_amount(low, unit).removesuffix(' points')} to {format_amount(high, unit)}"
     low, high = found.low or 0.0, found.high or math.inf
-    if found.log > 0 and found.mean < CLOSE and (found.is_different or found.is_confounded):
+    if found.shift > 0 and found.mean < CLOSE and (found.is_different or found.is_confounded):
         return f"{significant(100 * (low - 1))} to {significant(100 * (high - 1))}{_SPACE}%"
     return f"{significant(low)} to {significant(high)}"
 

@@ -26,7 +26,7 @@ from mlbench_cli.results.analysis.comparability import (
 )
 from mlbench_cli.results.analysis.compare import Row, compare_runs
 from mlbench_cli.results.analysis.figures import SECONDS, SUCCESSFUL, THROUGHPUT, figures, outcome_of
-from mlbench_cli.results.analysis.numbers import format_value
+from mlbench_cli.results.analysis.numbers import format_amount, format_value
 from mlbench_cli.results.analysis.series import drop_duplicates, measure
 from mlbench_cli.results.analysis.sessions import Basis, Sessions
 from mlbench_cli.results.analysis.stats import (
@@ -59,7 +59,7 @@ class Figure(Struct, frozen=True):
 
     def to_dict(self) -> JsonObject:
         """The figure as a receipt has it."""
-        found = self.row.ratio
+        found = None if self.row.ratio is None or self.row.ratio.is_difference else self.row.ratio
         return {
             "name": self.row.name,
             "verdict": str(self.verdict),
@@ -170,6 +170,8 @@ def choose_repeats(original: Sequence[Archive], names: Sequence[str], margin: fl
         values = [figures(archive)[name].value for archive in original]
         if min(values) > 0:
             spreads.append(statistics.stdev(map(math.log, values)))
+        elif mean := abs(statistics.fmean(values)):
+            spreads.append(statistics.stdev(values) / mean)
     worst = upper_deviation(max(spreads, default=0.0), count)
     number = repeats_needed(worst, count, margin)
     return Repeats(number, decidable_margin(worst, count, number))
@@ -225,14 +227,19 @@ def judge_row(row: Row, margin: float, count: int) -> Figure:
         counts = f"{len(row.old)} and {len(row.new)} values"
         few = f"{MIN_RUNS} on each side, or {MIN_HISTORY} on one, are needed"
         return Figure(row, Verdict.CANNOT_TELL, f"{row.name}: {counts} give no interval; {few}.")
-    ends = f"{_factor(found.mean)} ({_factor(found.low)} to {_factor(found.high)})"
+    if found.base is None:
+        reach = max(found.high, 1 / found.low) - 1
+        ends, original = f"{_factor(found.mean)} ({_factor(found.low)} to {_factor(found.high)})", "the original"
+    else:
+        reach = max(found.high, -found.low) / (found.base or 1.0)
+        mean, low, high = (format_amount(value, row.unit) for value in (found.mean, found.low, found.high))
+        ends, original = f"{mean} ({low} to {high})", "from the original"
     verdict = found.same(margin, count)
     if verdict is Verdict.REPRODUCED:
-        reach = format_margin(max(found.high, 1 / found.low) - 1)
-        return Figure(row, verdict, f"{row.name}: reproduced within {reach} ({ends}; {limit}).")
+        return Figure(row, verdict, f"{row.name}: reproduced within {format_margin(reach)} ({ends}; {limit}).")
     if verdict is Verdict.DIFFERENT:
-        return Figure(row, verdict, f"{row.name}: different, {ends} the original; {limit}.")
-    text = f"{row.name}: {ends} the original, which is undecided; {limit}."
+        return Figure(row, verdict, f"{row.name}: different, {ends} {original}; {limit}.")
+    text = f"{row.name}: {ends} {original}, which is undecided; {limit}."
     return Figure(row, verdict, f"{text} More repeats would narrow the interval.")
 
 

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from msgspec import Struct
 from msgspec.structs import replace
 
-from mlbench_cli.results.analysis.stats import MIN_HISTORY, MIN_RUNS, Ratio, paired_ratio, ratio
+from mlbench_cli.results.analysis.stats import MIN_HISTORY, MIN_RUNS, Ratio, paired_ratio, relate_means
 from mlbench_cli.results.archive.files import Archive
 from mlbench_cli.util.text import counted
 from mlbench_cli.util.times import parse_timestamp
@@ -129,18 +129,31 @@ def _is_in_blocks(a: Sequence[float], b: Sequence[float]) -> bool:
     return min(len(a), len(b)) > 1 and (max(a) < min(b) or max(b) < min(a))
 
 
-def relate(old: Sequence[float], new: Sequence[float], sessions: Sessions) -> Ratio | None:
+def relate(
+    old: Sequence[float], new: Sequence[float], sessions: Sessions, *, takes_difference: bool = False
+) -> Ratio | None:
     """New / old, each with a value for every run of `sessions`: the one place that decides what a repeat is.
 
-    None if a side has no values, or one that is not above 0.
+    None if a side has no values. Values that are not all above 0 have new - old if `takes_difference`, else None.
     """
-    if not old or not new or min(*old, *new) <= 0:
+    if not old or not new:
         return None
+    if min(*old, *new) > 0:
+        return _relate(*([math.log(value) for value in side] for side in (old, new)), sessions)
+    if not takes_difference:
+        return None
+    scale = max(map(abs, (*old, *new))) or 1.0  # so that no square overflows or vanishes
+    found = _relate(*([value / scale for value in side] for side in (old, new)), sessions)
+    error = None if found.error is None else found.error * scale
+    return replace(found, shift=found.shift * scale, error=error, base=abs(fmean(old)))
+
+
+def _relate(old: Sequence[float], new: Sequence[float], sessions: Sessions) -> Ratio:
     before, after = _means(old, sessions.a), _means(new, sessions.b)
     if sessions.basis is Basis.PAIRED:
-        return paired_ratio([math.log(after[each] / before[each]) for each in sessions.shared])
+        return paired_ratio([after[each] - before[each] for each in sessions.shared])
     if sessions.basis is Basis.BETWEEN:
-        return ratio(list(before.values()), list(after.values()))
+        return relate_means(list(before.values()), list(after.values()))
     if sessions.basis is Basis.WITHIN:
         (session,) = sessions.shared
         inside = [
@@ -149,17 +162,16 @@ def relate(old: Sequence[float], new: Sequence[float], sessions: Sessions) -> Ra
         ]
         earlier = [mean for number, mean in before.items() if number != session]
         if min(map(len, inside)) < MIN_RUNS and len(earlier) >= MIN_HISTORY:
-            return ratio(earlier, list(after.values()))
-        return ratio(*inside)
+            return relate_means(earlier, list(after.values()))
+        return relate_means(*inside)
     if max(len(before), len(after)) >= MIN_HISTORY:
-        return ratio(list(before.values()), list(after.values()))
-    found = ratio(old, new)
-    return None if found is None else replace(found, is_confounded=True)
+        return relate_means(list(before.values()), list(after.values()))
+    return replace(relate_means(old, new), is_confounded=True)
 
 
 def _means(values: Sequence[float], sessions: Sequence[int]) -> Mapping[int, float]:
-    """The geometric mean of each session."""
-    logs: dict[int, list[float]] = {}
+    """The mean of each session."""
+    found: dict[int, list[float]] = {}
     for value, session in zip(values, sessions, strict=True):
-        logs.setdefault(session, []).append(math.log(value))
-    return {session: math.exp(fmean(each)) for session, each in logs.items()}
+        found.setdefault(session, []).append(value)
+    return {session: fmean(each) for session, each in found.items()}

@@ -2,11 +2,12 @@
 
     r = mean(ln new) - mean(ln old) +- t(0.975, df) * e
 
-Everything is on logarithms, so that A / B and B / A are judged alike and no interval of a time reaches 0. With at least
-MIN_RUNS values on each side, e and df are Welch's (Welch, Biometrika 34 (1947) 28-35; Satterthwaite, Biometrics
-Bulletin 2 (1946) 110-114). One or two values against at least MIN_HISTORY others are taken to scatter as those do
-(`spread_of_history`). With fewer values there is no interval, and so no verdict. The values are runs, or means of
-sessions (sessions.py).
+Everything is on logarithms, so that A / B and B / A are judged alike and no interval of a time reaches 0. Metrics that
+are not all above 0, such as rewards, have no ratio: the difference of their plain means is judged in the same way. With
+at least MIN_RUNS values on each side, e and df are Welch's (Welch, Biometrika 34 (1947) 28-35; Satterthwaite,
+Biometrics Bulletin 2 (1946) 110-114). One or two values against at least MIN_HISTORY others are taken to scatter as
+those do (`spread_of_history`). With fewer values there is no interval, and so no verdict. The values are runs, or means
+of sessions (sessions.py).
 
 The whole interval decides, whoever asks:
 
@@ -123,22 +124,33 @@ def estimate(values: Sequence[float]) -> Estimate:
 
 
 class Ratio(Struct, frozen=True):
-    """New / old. `log` is the logarithm of the ratio of geometric means, `error` its standard error; None: no interval.
+    """New / old, or new - old of values that are not all above 0. `shift` is the logarithm of the ratio of geometric
+    means, or the difference of plain ones, and `error` its standard error; None: no interval.
 
     count          values of the side that has fewer
     is_confounded  the sides were measured in different sessions, so it cannot be told from a difference of sessions
+    base           of a difference: the magnitude of the old mean, which shares of it refer to; None: this is a ratio
     """
 
-    log: float
+    shift: float
     count: int
     error: float | None = None
     freedom: float = 1.0
     is_confounded: bool = False
+    base: float | None = None
+
+    @property
+    def is_difference(self) -> bool:
+        """Whether it is new - old."""
+        return self.base is not None
 
     @property
     def mean(self) -> float:
-        """The ratio."""
-        return _exp(self.log)
+        """The ratio, or the difference."""
+        return self._scale(self.shift)
+
+    def _scale(self, shift: float) -> float:
+        return shift if self.is_difference else _exp(shift)
 
     @property
     def has_too_few_runs(self) -> bool:
@@ -162,21 +174,23 @@ class Ratio(Struct, frozen=True):
         if self.error is None:
             return None
         reach = student_quantile(self.freedom, 1 - (1 - CONFIDENCE) / checks) * self.error if self.error else 0.0
-        return _exp(self.log - reach), _exp(self.log + reach)
+        return self._scale(self.shift - reach), self._scale(self.shift + reach)
 
     @property
     def inverse(self) -> "Ratio":
-        """Old / new."""
-        return replace(self, log=-self.log)
+        """Old / new, or old - new."""
+        return replace(self, shift=-self.shift)
 
     @property
     def is_different(self) -> bool:
-        """Whether there is a difference that repeats show: the interval leaves out 1."""
-        ends = self.interval()
-        return ends is not None and not self.is_confounded and not ends[0] <= 1 <= ends[1]
+        """Whether there is a difference that repeats show: the interval leaves out 1, or 0 of a difference."""
+        ends, equal = self.interval(), self._scale(0.0)
+        return ends is not None and not self.is_confounded and not ends[0] <= equal <= ends[1]
 
     def gate(self, limit: float, checks: int = 1) -> Verdict:
-        """Of a ratio of which more is worse: is it worse than `limit`? A failure is one of `checks` at once."""
+        """Of a ratio of which more is worse: is it worse than `limit`? A failure is one of `checks` at once. The limit
+        of a difference is that share of the old mean: 1.1 allows 10 % of its magnitude."""
+        limit = limit if self.base is None else (limit - 1) * self.base
         ends, strict = self.interval(), self.interval(checks)
         if ends is None or strict is None or self.is_confounded:
             return Verdict.CANNOT_TELL
@@ -189,8 +203,8 @@ class Ratio(Struct, frozen=True):
         ends, strict = self.interval(), self.interval(checks)
         if ends is None or strict is None:
             return Verdict.CANNOT_TELL
-        least, most = 1 / (1 + margin), 1 + margin
-        if least < ends[0] and ends[1] < most:
+        least, most = (1 / (1 + margin), 1 + margin) if self.base is None else (-margin * self.base, margin * self.base)
+        if least <= ends[0] and ends[1] <= most:
             return Verdict.REPRODUCED
         return Verdict.DIFFERENT if strict[0] > most or strict[1] < least else Verdict.CANNOT_TELL
 
@@ -203,29 +217,33 @@ def ratio(old: Sequence[float], new: Sequence[float]) -> Ratio | None:
     """New / old of independent values; None if a side has none, or a value is not above 0."""
     if not old or not new or min(*old, *new) <= 0:
         return None
-    before, after = ([math.log(value) for value in side] for side in (old, new))
+    return relate_means(*([math.log(value) for value in side] for side in (old, new)))
+
+
+def relate_means(before: Sequence[float], after: Sequence[float]) -> Ratio:
+    """The difference of the means of two sides of independent values, which are logarithms or are scaled to 1."""
     difference = _without_rounding(statistics.fmean(after) - statistics.fmean(before))
-    count = min(len(old), len(new))
+    count = min(len(before), len(after))
     if count >= MIN_RUNS:
         parts = [statistics.variance(side) / len(side) for side in (before, after)]
         if not any(parts):
-            return Ratio(difference, count, 0.0, len(old) + len(new) - 2)
-        return Ratio(difference, count, math.sqrt(math.fsum(parts)), _welch_freedom(parts, (len(old), len(new))))
-    if max(len(old), len(new)) >= MIN_HISTORY:
+            return Ratio(difference, count, 0.0, len(before) + len(after) - 2)
+        return Ratio(difference, count, math.sqrt(math.fsum(parts)), _welch_freedom(parts, (len(before), len(after))))
+    if max(len(before), len(after)) >= MIN_HISTORY:
         history = max(before, after, key=len)
-        error = spread_of_history(history) * math.sqrt(1 / len(old) + 1 / len(new))
+        error = spread_of_history(history) * math.sqrt(1 / len(before) + 1 / len(after))
         return Ratio(difference, count, error, len(history) - 1)
     return Ratio(difference, count)
 
 
 def _without_rounding(difference: float) -> float:
-    """A difference of logarithms, or 0: equal values differ in their last digits when they are summed in another order,
+    """A difference of means, or 0: equal values differ in their last digits when they are summed in another order,
     in every repeat alike, and repeats would show that as a difference."""
     return difference if abs(difference) > _ROUNDING else 0.0
 
 
 def paired_ratio(differences: Sequence[float]) -> Ratio:
-    """New / old from one difference of logarithms for each session."""
+    """New / old from one difference of means for each session."""
     count, mean = len(differences), _without_rounding(statistics.fmean(differences))
     if count < MIN_RUNS:
         return Ratio(mean, count)

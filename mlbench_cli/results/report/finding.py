@@ -132,7 +132,7 @@ def _most_different(base: Place, others: Sequence[Place]) -> Place:
 
     def distance(found: Ratio | None) -> float:
         ends = None if found is None or found.is_confounded else found.interval(len(others))
-        return 0.0 if found is None or ends is None or ends[0] <= 1 <= ends[1] else abs(found.log)
+        return 0.0 if found is None or ends is None or ends[0] <= 1 <= ends[1] else abs(found.shift)
 
     farthest = max(range(len(others)), key=lambda index: distance(ratios[index]))
     return others[farthest] if distance(ratios[farthest]) else others[0]

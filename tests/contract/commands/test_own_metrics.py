@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from mlbench_cli.app import run
+from tests.needs import needs
 
 Captured = pytest.CaptureFixture[str]
 
@@ -271,3 +272,38 @@ def test_an_experiment_whose_name_begins_with_default_is_no_method(
     title = Path("report.md").read_text().partition("\n")[0]
     assert " default-lr" in title
     assert "the default-lr" not in title
+
+
+def test_metrics_that_are_not_above_0_are_compared_by_their_difference(
+    capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reward of -10 has no ratio to one of -12, and 2 less is worse; the interval is that of scipy."""
+    sides = {"old": [-10.0, -10.4, -9.7], "new": [-12.1, -12.0, -12.6], "near": [-10.2, -9.8, -10.3], "up": [3.0, 4, 5]}
+    for name, values in sides.items():
+        report(name, ("reward", f"{values}[int(os.environ['MLBENCH_SEED']) - 42]"))  # type: ignore[arg-type]
+    row = answer(capsys, "compare", "old", "new", "--metric", "reward")["rows"]["reward"]
+    test = needs("scipy.stats").ttest_ind(sides["new"], sides["old"], equal_var=False)
+    ends = test.confidence_interval(0.95)
+    found = row["difference"]
+    assert row["ratio"] is None
+    assert [found["mean"], found["low"], found["high"]] == pytest.approx([-2.2, ends.low, ends.high])
+    assert row["words"] == f"2.20 lower ({-ends.high:.3g} to {-ends.low:.3g})"
+    assert answer(capsys, "compare", "old", "up")["rows"]["reward"]["words"].startswith("14.0 higher (")
+    gate = ("--baseline", "old", "--across", "conditions", "--check")
+    [worse] = answer(capsys, "gate", "new", *gate, "reward=+5%", code=7)["checks"]
+    assert "2.20 lower" in worse["reason"]
+    assert "limit 0.502 (5 % of the baseline's mean)" in worse["reason"]
+    assert worse["worse"]["mean"] == pytest.approx(2.2)
+    for name, limit in (("new", "+50%"), ("near", "+10%"), ("up", "+1%")):
+        assert answer(capsys, "gate", name, *gate, f"reward={limit}")["verdict"] == "passed"
+    assert answer(capsys, "gate", "near", *gate, "reward=+1%", code=9)["verdict"] == "cannot_tell"
+    within = ("--within", "10%", "--metric", "reward")
+    assert run(["reproduce", "old", "--with", "near", *within]) == 0
+    assert "reward: reproduced within" in capsys.readouterr().out
+    assert run(["reproduce", "old", "--with", "new", *within]) != 0
+    assert "reward: different, -2.20" in capsys.readouterr().out
+    assert run(["report", "page.md", "old", "new"]) == 0
+    assert "2.20 lower" in Path("page.md").read_text()
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", "summary.md")
+    assert run(["gate", "new", *gate, "reward=+5%"]) == 7
+    assert "2.20 lower" in Path("summary.md").read_text()
