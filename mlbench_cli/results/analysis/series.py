@@ -247,6 +247,12 @@ class Group(Struct, frozen=True, dict=True):
         """Whether the runs had a time budget, so that what counts is the metric that they reached."""
         return any(run.outcome == "budget_spent" for point in self.points for run in point.good)
 
+    def order(self, point: Point) -> float:
+        """What points are sorted by, the best first: the time, or after a time budget the value that was reached."""
+        if not self.after_time or point.value is None:
+            return point.seconds.mean
+        return -point.value.mean if point.shown[0].figures[self.metric].higher_is_better else point.value.mean
+
     @cached_property
     def baseline(self) -> Point | None:
         """The successful point with the fewest workers; None without one, and if the runs measure throughput."""

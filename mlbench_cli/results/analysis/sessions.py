@@ -139,11 +139,11 @@ def relate(
     if not old or not new:
         return None
     if min(*old, *new) > 0:
-        return _relate(*([math.log(value) for value in side] for side in (old, new)), sessions)
+        return _relate([math.log(value) for value in old], [math.log(value) for value in new], sessions)
     if not takes_difference:
         return None
     scale = max(map(abs, (*old, *new))) or 1.0  # so that no square overflows or vanishes
-    found = _relate(*([value / scale for value in side] for side in (old, new)), sessions)
+    found = _relate([value / scale for value in old], [value / scale for value in new], sessions)
     error = None if found.error is None else found.error * scale
     return replace(found, shift=found.shift * scale, error=error, base=abs(fmean(old)))
 

@@ -88,11 +88,7 @@ def best_of(job: Job) -> Place | None:
     """The fastest configuration, of which all runs reached the goal if there is one; for time budgets, the one with the
     best value."""
     found = places_of(job)
-    if not found:
-        return None
-    if job.groups[0].after_time:
-        return max(found, key=lambda place: place.point.value.mean if place.point.value else 0.0)
-    return min(found, key=lambda place: (place.point.is_partial, place.point.seconds.mean))
+    return min(found, key=lambda place: (place.point.is_partial, place.group.order(place.point)), default=None)
 
 
 def find(job: Job, runs: Sequence[RunData]) -> Finding | None:

@@ -316,11 +316,10 @@ def _rank(claims: Iterable[Claim]) -> tuple[Claim, ...]:
     """Claims all of whose runs reached the goal first: of the others only the luckier runs have a time."""
 
     def place(claim: Claim) -> tuple[int, float, str]:
-        value = claim.value
-        if value is None:
+        if claim.value is None:
             return 2, 0.0, claim.id
         rank = 3 if claim.withdrawn else int(claim.point.is_partial)
-        return rank, (-value.mean if claim.group.after_time else value.mean), claim.id
+        return rank, claim.group.order(claim.point), claim.id
 
     return tuple(sorted(claims, key=place))
 

@@ -55,6 +55,22 @@ def site(archives: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def test_after_a_time_budget_the_lower_value_of_a_goal_with_a_maximum_comes_first(tmp_path: Path) -> None:
+    """On the site and in the title of a report."""
+    goal = {"metric": "Prec@1", "comparison": "<=", "threshold": 80.0, "kind": "full", "value": 90.0}
+    more: dict[str, Any] = {"task": "mnist", "parameters": {"budget_seconds": 60.0}, "budget_seconds": 60.0}
+    for method, last in zip(METHODS, (70.0, 90.0), strict=True):
+        folder = tmp_path / f"{last:g}"
+        sealed_run(folder, "budget_spent", goal={**goal, "last": last}, seconds=60.0, **more, **method)
+        pack(folder, tmp_path / f"{last:g}.zip")
+    archives = [str(tmp_path / "70.zip"), str(tmp_path / "90.zip")]
+    build_site([*map(Path, archives)], tmp_path / "site", SiteOptions())
+    listed = json.loads((tmp_path / "site" / "index.json").read_bytes())["results"]
+    assert [claim["value"] for claim in listed] == [70, 90]
+    assert run(["report", str(tmp_path / "page.md"), *archives]) == 0
+    assert "reaches 70" in (tmp_path / "page.md").read_text().partition("\n")[0]
+
+
 class Quiet(SimpleHTTPRequestHandler):
     """Serves files without a line per request."""
 
