@@ -388,7 +388,8 @@ CAUSES: tuple[Cause, ...] = (
         f"--subnet must allow the traffic listed at https://aka.ms/aks-required-ports-and-addresses. {AGAIN}",
     ),
 )
-NOT_REGISTERED = "missingsubscriptionregistration"
+# Also in the words of an operation of AKS that failed later (dotnet/core 3276 and 3776).
+NOT_REGISTERED = re.compile(r"not registered to use namespace '?([\w.]+\w)")
 DISABLED = frozenset({"readonlydisabledsubscription", "subscriptionnotactive", "disallowedprovider"})
 PLACE = frozenset({"locationnotavailableforresourcetype", "noregisteredproviderfound", "invalidlocation"})
 
@@ -429,8 +430,8 @@ def error_from_answer(what: str, status: int, document: object, subscription: st
 def _lasting_error(message: str, words: str, codes: set[str], status: int, subscription: str) -> MlbenchError:
     if codes & NO_SUBSCRIPTION or (status == 404 and "ubscription" in words and "resource" not in words.lower()):
         return UsageError(message, hint="az account list -o table   shows yours; --subscription ID chooses one")
-    if NOT_REGISTERED in codes:
-        return UsageError(message, hint=register_command(words, subscription))
+    if named := NOT_REGISTERED.search(words):
+        return UsageError(message, hint=register_command(named[1], subscription))
     if codes & DISABLED:
         return UsageError(message, hint="az account list -o table   shows the state of your subscriptions")
     if "linkedauthorizationfailed" in codes:
@@ -470,11 +471,9 @@ def capacity_error(message: str, codes: set[str]) -> CapacityError | None:
     return None
 
 
-def register_command(words: str, subscription: str) -> str:
-    """The command that registers the provider named in an error."""
-    start = words.find("Microsoft.")
-    name = words[start:].split("'")[0].split()[0].rstrip(".") if start >= 0 else "Microsoft.ContainerService"
-    return f"az provider register --namespace {name.partition('/')[0]} --wait --subscription {subscription}"
+def register_command(service: str, subscription: str) -> str:
+    """The command that registers a service."""
+    return f"az provider register --namespace {service} --wait --subscription {subscription}"
 
 
 def rights_hint(subscription: str) -> str:

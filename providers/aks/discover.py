@@ -14,7 +14,15 @@ from providers import doctor, machines
 from providers.aks import api
 from providers.aks.api import QUOTAS, Azure, Message, register_command
 from providers.aks.options import DEFAULT_REGION, FABRICS, GPU_MACHINES, MACHINES
-from providers.aks.quota import ALL_CPUS, SPOT_CPUS, list_offers, list_quotas, list_versions
+from providers.aks.quota import (
+    ALL_CPUS,
+    SERVICES,
+    SPOT_CPUS,
+    list_offers,
+    list_quotas,
+    list_versions,
+    read_registration,
+)
 from providers.aks.resources import (
     CREATED_TAG,
     IMAGES_SUFFIX,
@@ -118,15 +126,6 @@ def _read_plane(plane: Message, details: Message, options: Message) -> str:
 
 # --- mlbench doctor aks -----------------------------------------------------------------------------------------------
 
-# Services that must be registered in a subscription, and what they are for.
-SERVICES = {
-    "Microsoft.ContainerService": "clusters",
-    "Microsoft.Compute": "machines",
-    "Microsoft.Network": "the cluster's network",
-    "Microsoft.ManagedIdentity": "the end of a cluster (--ttl)",
-    "Microsoft.ContainerRegistry": "--registry auto",
-}
-
 
 def check_account(project: str | None, location: str | None) -> Iterator[Check]:
     """Check library, credentials, permissions, services, quotas and prices, in this order; yields one line per check.
@@ -174,12 +173,8 @@ def _check_rights(checklist: Checklist, azure: Azure) -> Iterator[Check]:
 
 
 def _check_service(checklist: Checklist, azure: Azure, service: str, use: str) -> Iterator[Check]:
-    path = f"{azure.root}/providers/{service}?api-version={api.VERSIONS['resourcegroups']}"
-    found = yield from checklist.ask(
-        Topic.API, lambda: azure.get(path, f"show the service {service}"), of=service, optional=True
-    )
-    if found is not None:
-        state = str(found.get("registrationState"))
+    state = yield from checklist.ask(Topic.API, lambda: read_registration(azure, service), of=service, optional=True)
+    if state is not None:
         hint = f"Needed for {use}: {register_command(service, azure.subscription)}"
         yield checklist.result(Topic.API, state, hint, of=service, missing=state != "Registered")
 

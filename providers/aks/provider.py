@@ -28,7 +28,17 @@ from providers.aks.options import (
     is_gpu_family,
     split_zones,
 )
-from providers.aks.quota import Demand, ask_price, check_machines, find_offer, list_versions
+from providers.aks.quota import (
+    IDENTITIES,
+    REGISTRIES,
+    SERVICES,
+    Demand,
+    ask_price,
+    check_machines,
+    find_offer,
+    list_versions,
+    require_services,
+)
 from providers.aks.resources import (
     SPOT,
     SPOT_TOLERATION,
@@ -152,6 +162,11 @@ class AksProvider(Provider):
         """The plan: what will be created, with prices per hour. Checks sizes and quotas with read-only calls."""
         options, machine, azure = read_options(cluster, AksOptions), _recorded_machine(cluster), _azure(cluster)
         _check_version(options, azure)
+        needed = {
+            IDENTITIES: bool(options.subnet and not options.identity),
+            REGISTRIES: ClusterDetails.of(cluster).registry_made,
+        }
+        require_services(azure, [service for service in SERVICES if needed.get(service, True)])
         _check_identity(options, azure)
         if options.subnet:
             read_network(azure, options.subnet)

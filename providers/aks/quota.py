@@ -19,6 +19,17 @@ from providers.machines import Quota, check_if_permitted, require_quotas
 ALL_CPUS, SPOT_CPUS, MACHINES_QUOTA = "cores", "lowprioritycores", "virtualmachines"
 
 
+# Services that a subscription must have registered, and what they are for. A new subscription has none.
+IDENTITIES, REGISTRIES = "Microsoft.ManagedIdentity", "Microsoft.ContainerRegistry"
+SERVICES = {
+    "Microsoft.ContainerService": "clusters",
+    "Microsoft.Compute": "machines",
+    "Microsoft.Network": "the cluster's network",
+    IDENTITIES: "--subnet",
+    REGISTRIES: "--registry auto",
+}
+
+
 @dataclass(frozen=True)
 class Demand:
     """Machines needed by a cluster: size, number, and whether they are spot."""
@@ -41,6 +52,28 @@ class Offer:
     refused: str | None = None  # why this subscription may not use it in the region
     refused_zones: tuple[str, ...] = ()
     is_arm: bool = False
+
+
+def read_registration(azure: Azure, service: str) -> str:
+    """Whether the subscription has registered a service, in Azure's words."""
+    path = f"{azure.root}/providers/{service}?api-version={api.VERSIONS['resourcegroups']}"
+    return str(azure.get(path, f"show the service {service}").get("registrationState"))
+
+
+def require_services(azure: Azure, services: Sequence[str]) -> None:
+    """Raise UsageError with the command that registers a service if the subscription has not: AKS finds out when it
+    has made a part of the cluster."""
+    for service in services:
+        try:
+            state = read_registration(azure, service)
+        except RightsError:
+            return
+        if state != "Registered":
+            raise UsageError(
+                f"The subscription has not registered the service {service}, which is for {SERVICES[service]}: it is "
+                f"{state}.",
+                hint=api.register_command(service, azure.subscription),
+            )
 
 
 def check_machines(azure: Azure, demands: Sequence[Demand], zones: Sequence[str]) -> list[str]:

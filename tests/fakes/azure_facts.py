@@ -89,6 +89,13 @@ OPERATION_ERRORS = {
         "Deletion of resource group 'g' failed as resources with identifiers 'Microsoft.Network/publicIPAddresses/p' "
         "could not be deleted. The provisioning state of the resource group will be rolled back.",
     ),
+    # Source: dotnet/core 3776.
+    "unregistered": (
+        "ReconcileStandardLoadBalancerError",
+        'Reconcile standard load balancer failed. Details: standardLoadBalancerReconciler retry failed: Code="'
+        'MissingSubscriptionRegistration" Message="The subscription is not registered to use namespace '
+        "'Microsoft.Network'. See https://aka.ms/rps-not-found for how to register subscriptions.\"",
+    ),
     "internal": ("InternalOperationError", "Internal server error"),
 }
 

@@ -14,6 +14,7 @@ from tests.fakes.azure_facts import SUBSCRIPTION, Message
 from tests.fakes.azure_rules import SPOT_TAINT
 
 T4 = [*CREATE, "--gpu-type", "t4"]
+SUBNET = f"/subscriptions/{SUBSCRIPTION}/resourceGroups/net/providers/Microsoft.Network/virtualNetworks/n/subnets/x"
 
 
 @pytest.fixture
@@ -207,12 +208,35 @@ def test_an_identity_that_entra_does_not_know_everywhere_yet_is_waited_for(mlben
 # --- refusals -------------------------------------------------------------------------------------------------------
 
 
-def test_a_service_that_is_not_registered_is_told_with_the_command(mlbench: Any, world: World) -> None:
-    world.unregistered = {"Microsoft.ContainerService"}
-    done = mlbench(*CREATE)
-    assert done.code == 2
-    command = f"az provider register --namespace Microsoft.ContainerService --wait --subscription {SUBSCRIPTION}"
+@pytest.mark.parametrize(
+    ("service", "words"),
+    [
+        ("ContainerService", ()),
+        ("Compute", ()),
+        ("Network", ()),
+        ("ManagedIdentity", ("--subnet", SUBNET)),
+        ("ContainerRegistry", ("--registry", "auto")),
+    ],
+)
+def test_a_service_that_is_not_registered_is_told_with_the_command(
+    mlbench: Any, world: World, service: str, words: tuple[str, ...]
+) -> None:
+    """A new subscription has registered none, and AKS or a registry finds out after a part has been made."""
+    world.unregistered = {f"Microsoft.{service}"}
+    done = mlbench(*CREATE, *words)
+    assert done.code == 2, done.err
+    command = f"az provider register --namespace Microsoft.{service} --wait --subscription {SUBSCRIPTION}"
     assert command in done.err
+    assert not any(line.startswith("PUT") for line in world.log)
+
+
+def test_a_service_that_a_running_operation_misses_is_told_with_the_command(mlbench: Any, world: World) -> None:
+    world.failing = {"managedClusters": "unregistered"}
+    done = mlbench(*CREATE)
+    assert done.code == 2, done.err
+    assert "az provider register --namespace Microsoft.Network --wait" in done.err
+    world.failing = {}
+    assert mlbench(*DELETE).code == 0
 
 
 def test_one_of_several_subscriptions_has_to_be_chosen(
