@@ -336,6 +336,17 @@ def error_from_issues(described: dict[str, Any], what: str, region: str = "REGIO
 # guide ("Troubleshoot"), EKS' user guide, reports of karpenter and eksctl.
 LAUNCH_CAUSES: tuple[Cause, ...] = (
     (
+        re.compile(r"targeted availability zone"),
+        UsageError,
+        "Name two zones where EKS can make control planes: --zones A,B",
+    ),
+    (
+        re.compile(r"maximum number of (VPCs|internet gateways|addresses)"),
+        CapacityError,
+        f"Delete one that nobody uses, or use an existing network: --subnets subnet-…,subnet-… {MORE_QUOTA}",
+    ),
+    (re.compile(r"security token included in the request is expired"), CredentialError, EXPIRED),
+    (
         re.compile(r"ServiceLinkedRoleCreationNotPermitted"),
         CredentialError,
         "The account has no role for spot machines, and you are not allowed to create it: aws iam "

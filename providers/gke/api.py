@@ -130,9 +130,11 @@ CAUSES: tuple[Cause, ...] = (
         "service-accounts list",
     ),
     (
-        re.compile(r"[Nn]etwork .*(does not exist|not found)|no (default network|network named)"),
+        re.compile(
+            r"[Nn]etwork .*(does not exist|not found|requires specifying a sub)|no (default network|network named)"
+        ),
         UsageError,
-        "Name a network of the project with --network NAME --subnetwork NAME: gcloud compute networks list",
+        "Name a network of the project with --network NAME --subnetwork NAME: gcloud compute networks subnets list",
     ),
     (
         re.compile(r"requires billing to be enabled|billing disabled|[Bb]illing account .*(disabled|absent)"),

@@ -274,6 +274,32 @@ def test_machines_that_do_not_join_are_named_with_what_they_printed(aws: AwsClie
     assert aws.list_left("apart-2") == []
 
 
+# Sources: open-on-demand-on-aws 14, pulumi-eks 1401, amazon-eks-user-guide 36, eksctl 7095.
+@pytest.mark.parametrize(
+    ("said", "code", "hint"),
+    [
+        ("The maximum number of VPCs has been reached.", 5, "--subnets subnet-"),
+        ("EKS does not support control plane instances in us-east-1e, the targeted availability zone.", 2, "--zones"),
+        ("us-east-1d, the targeted availability zone, does not currently have sufficient capacity.", 2, "--zones A,B"),
+        ("The security token included in the request is expired", 3, "aws sso login"),
+    ],
+)  # fmt: skip
+def test_what_a_service_told_cloudformation_has_its_next_command(
+    aws: AwsClient, home: Path, said: str, code: int, hint: str
+) -> None:
+    name = f"told{len(said)}-0"
+    aws.rules(stack_fails=f'Resource handler returned message: "{said} (Service: Ec2, Status Code: 400)"')
+    try:
+        with pytest.raises(MlbenchError) as caught:
+            make(name, home, GPU, nodes=0)
+    finally:
+        aws.rules(stack_fails=None)
+    assert (caught.value.exit_code, said in caught.value.message) == (code, True)
+    assert hint in (caught.value.hint or "")
+    remove(name, home / "empty")
+    assert aws.list_left(name) == []
+
+
 @pytest.mark.slow
 def test_a_stack_that_is_rolled_back_is_made_anew(aws: AwsClient, home: Path, tmp_path: Path) -> None:
     aws.rules(stack_fails="The maximum number of VPCs has been reached. (Service: Ec2, Status Code: 400)")

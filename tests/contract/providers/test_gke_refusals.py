@@ -78,6 +78,8 @@ def test_a_pool_that_fails_for_a_known_reason_names_the_option(
     ("words", "code", "hint"),
     [
         ('Network "default" does not exist.', 2, "--network"),
+        ('Network "default" uses manual subnet mode and requires specifying a subnetwork.', 2, "--subnetwork"),
+        ('Network "vpc" requires specifying a subnetwork.', 2, "--subnetwork"),
         ('Project "p" has no network named "default".', 2, "--network"),
         ("This API method requires billing to be enabled. Please enable billing on project #p.", 2, "billing projects"),
         ("Project p (#1) has billing disabled. Please enable it.", 2, "billing projects link"),
