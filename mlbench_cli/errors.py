@@ -231,18 +231,24 @@ def did_you_mean(word: str, known: list[str] | tuple[str, ...]) -> str:
     return f' Did you mean "{plain[near[0]]}"?' if near else ""
 
 
+_WRONG_NAMES = (errno.ENOENT, errno.EEXIST, errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
+
+
 @contextmanager
 def naming_file_on_os_error(path: Path, action: str) -> Iterator[None]:
-    """Convert an OSError in the block into an MlbenchError that names the file."""
+    """Convert an OSError in the block into an MlbenchError that names the file.
+
+    Of a file that is written: exit code 5 for a full disk, 3 for a missing permission, 2 for a name that cannot be one.
+    """
     try:
         yield
     except OSError as error:
         # Files are written under another name first.
         what = path if action == "written" else error.filename or path
         message = f"{what} cannot be {action}: {error.strerror or error}."
-        if error.errno == errno.ENOENT:
+        if error.errno == errno.ENOENT and action != "written":
             raise NotFoundError(message) from None
-        if error.errno in (errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP):
+        if error.errno in _WRONG_NAMES:
             raise UsageError(message) from None
         raise explain_os_error(error, message) from None
 

@@ -1,5 +1,6 @@
 """A certificate for people: files beside its archive, the commands that it suggests, and one page."""
 
+import errno
 import json
 import math
 import os
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from mlbench_cli.certify.words import State
-from mlbench_cli.errors import CannotTellError, NeverStartedError, TaskFailedError, UsageError
+from mlbench_cli.errors import CannotTellError, NeverStartedError, TaskFailedError, UsageError, naming_file_on_os_error
 from mlbench_cli.results.archive.files import Archive, pack
 from mlbench_cli.results.archive.sign import sign
 from mlbench_cli.results.archive.verify import open_verified
@@ -261,14 +262,13 @@ def find_other_hardware(old: Certificate, new: Certificate) -> str | None:
 
 
 def check_folder(folder: Path) -> None:
-    """Raise UsageError if a certificate cannot be written into `folder`: before hours are spent on it."""
-    try:
+    """Raise MlbenchError if a certificate cannot be written into `folder`: before hours are spent on it."""
+    with naming_file_on_os_error(folder, "written"):
         place = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
-        problem = "it is no folder" if not place.is_dir() else None if os.access(place, os.W_OK) else "no permission"
-    except OSError as error:
-        place, problem = folder, error.strerror
-    if problem is not None:
-        raise UsageError(f"The certificate cannot be written to {place}: {problem}.", hint="Name a folder: --to DIR")
+        if not place.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, f"{place} is no folder")
+        if not os.access(place, os.W_OK):
+            raise PermissionError(errno.EACCES, f"no permission to write to {place}")
 
 
 def write_files(
@@ -284,7 +284,7 @@ def write_files(
     if earlier is not None:
         document = {"earlier": earlier.digest, "changes": changes, "fleet": fleets}
         texts["changes.json"] = json.dumps(document, indent=2) + "\n"
-    try:
+    with naming_file_on_os_error(folder, "written"):
         folder.mkdir(parents=True, exist_ok=True)
         if source.is_dir():
             pack(source, folder / ARCHIVE)
@@ -295,11 +295,6 @@ def write_files(
                 (folder / name).unlink(missing_ok=True)
             else:
                 write_atomically(folder / name, text.encode())
-    except OSError as error:
-        raise UsageError(
-            f"{folder} cannot be written: {error.strerror or error}.",
-            hint=f"mlbench certify --from {shlex.quote(str(source))} --to DIR",
-        ) from None
     if key is not None:
         sign(folder / ARCHIVE, key, force=True)
     return told

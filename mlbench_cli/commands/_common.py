@@ -8,7 +8,7 @@ import typer
 
 from mlbench_cli import console
 from mlbench_cli.console import Format as Format
-from mlbench_cli.errors import MlbenchError, UsageError
+from mlbench_cli.errors import MlbenchError, naming_file_on_os_error
 from mlbench_cli.storage.store import Store
 from mlbench_cli.tasks.catalog import BACKENDS, load_catalog
 
@@ -27,12 +27,9 @@ COMPLETION_SECONDS = 0.5  # maximum wait of completion for a store that another 
 
 
 def make_folder(folder: Path) -> Path:
-    """Create the folder if it is missing, and return it. Raises UsageError if it cannot be created."""
-    try:
+    """Create the folder if it is missing, and return it. Raises MlbenchError if it cannot be created."""
+    with naming_file_on_os_error(folder, "written"):
         folder.mkdir(parents=True, exist_ok=True)
-    except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or error
-        raise UsageError(f"The folder {folder} cannot be created: {why}.") from None
     return folder
 
 

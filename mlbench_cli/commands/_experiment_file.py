@@ -8,7 +8,7 @@ from mlbench_cli.api import Client, ExperimentHandle, FinishedRun, Launch
 from mlbench_cli.commands._common import Format, print_answer
 from mlbench_cli.commands._members import How, follow_run, start_detached
 from mlbench_cli.config.settings import data_dir
-from mlbench_cli.errors import UsageError
+from mlbench_cli.errors import naming_file_on_os_error
 from mlbench_cli.model.run import JsonObject
 from mlbench_cli.results.analysis.series import Row, name_settings
 from mlbench_cli.results.figures.experiment import draw_experiment, to_csv, to_document, to_markdown
@@ -119,13 +119,11 @@ def _write_report(experiment: ExperimentHandle, rows: Sequence[Row], folder: Pat
         ],
         "rows": to_document(rows),
     }
-    try:
+    with naming_file_on_os_error(folder, "written"):
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(folder / "table.json", format_parsed(document))
         write_atomically(folder / "table.csv", to_csv(rows).encode())
         write_atomically(folder / "table.md", to_markdown(title, rows).encode())
-    except OSError as error:
-        raise UsageError(f"cannot write to {folder}: {error.strerror or error}.", hint="--to FOLDER") from None
     if any(row.value(workers) for row in rows for workers in row.points):
         draw_experiment(title, rows, folder)
     return folder

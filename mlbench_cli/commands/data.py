@@ -20,7 +20,7 @@ from mlbench_cli.commands._common import Format, Output, complete_clusters, comp
 from mlbench_cli.commands._values import PanelCommand
 from mlbench_cli.engines.kubernetes.engine import KubernetesEngine
 from mlbench_cli.engines.plan import PREPARE, RUN
-from mlbench_cli.errors import TaskFailedError, UsageError
+from mlbench_cli.errors import TaskFailedError, UsageError, naming_file_on_os_error
 from mlbench_cli.model.run import Cluster
 from mlbench_cli.model.spec import NAME_LENGTH
 from mlbench_cli.results.archive.documents import DataIdentityDocument
@@ -216,7 +216,7 @@ def _import_file(path: Path, data_dir: Path | None, task: Task) -> None:
     if target.exists():
         console.note(f"{target} exists and is used unchanged.")
         return
-    try:
+    with naming_file_on_os_error(target, "written"):
         if path.is_dir():
             shutil.copytree(path, target)
             return
@@ -227,8 +227,6 @@ def _import_file(path: Path, data_dir: Path | None, task: Task) -> None:
         except OSError:  # another file system, or one without links
             shutil.copyfile(path, partial)
         partial.rename(target)
-    except OSError as error:
-        raise UsageError(f"{path} cannot be put into {data_dir}: {error.strerror or error}.") from None
 
 
 def _check_url(url: str, task: Task) -> None:

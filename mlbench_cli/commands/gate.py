@@ -14,7 +14,7 @@ from mlbench_cli.api.sources import find_archives_below
 from mlbench_cli.commands._archives import Across, Unproven, open_archives
 from mlbench_cli.commands._common import Format, Output
 from mlbench_cli.commands._selection import complete_names
-from mlbench_cli.errors import NotFoundError, UsageError, naming_file_on_os_error
+from mlbench_cli.errors import CannotTellError, NotFoundError, naming_file_on_os_error
 from mlbench_cli.results.analysis import gate as gates
 from mlbench_cli.results.analysis import gate_files
 from mlbench_cli.results.analysis.comparability import check_words
@@ -75,7 +75,7 @@ def gate(
     side, or of 1 or 2 results against at least 5 earlier ones. On GitHub, the verdict is also an annotation and a step
     summary.
 
-    Exit code 0: passed; 7: failed; 9: cannot tell; 4: there is no baseline yet.
+    Exit code 0: passed; 7: failed; 9: cannot tell, also as long as there is no baseline.
     """
     wanted = [gates.Wanted.parse(text) for text in checks or ["seconds"]]
     accepted = check_words(across or ())
@@ -86,7 +86,14 @@ def gate(
             return open_archives(paths, stack, unproven=unproven)
 
         new = open_all(client.find_archives(results))
-        old = open_all(_find_baseline(client, baseline, results[0]))
+        try:
+            earlier = _find_baseline(client, baseline, results[0])
+        except CannotTellError as error:
+            if not allows_undecided:
+                raise
+            console.warn(f"{error.message} {error.hint}")
+            return 0
+        old = open_all(earlier)
         found = gates.check_results(new, old, wanted, accepted, direction)
     verdict = gates.overall(found)
     if junit is not None:
@@ -110,13 +117,14 @@ def gate(
 
 
 def _find_baseline(client: api.Client, baseline: str, result: str) -> list[Path]:
-    """The archives of the baseline. Raises NotFoundError that says how to begin one."""
+    """The archives of the baseline. Raises CannotTellError that says how to begin one."""
     try:
         return find_archives_below(Path(baseline)) if Path(baseline).is_dir() else client.find_archives([baseline])
     except NotFoundError as error:
-        error.message = f"There is no baseline yet: {error.message[0].lower()}{error.message[1:]}"
-        error.hint = f"To begin one with these results: {shlex.join(['mlbench', 'download', result, '--to', baseline])}"
-        raise
+        raise CannotTellError(
+            f"There is no baseline yet: {error.message[0].lower()}{error.message[1:]}",
+            hint=f"To begin one with these results: {shlex.join(['mlbench', 'download', result, '--to', baseline])}",
+        ) from None
 
 
 def _exit_code(verdict: Verdict, allows_undecided: bool) -> int:
@@ -127,8 +135,6 @@ def _exit_code(verdict: Verdict, allows_undecided: bool) -> int:
 
 
 def _write(path: Path, data: bytes) -> None:
-    try:
+    with naming_file_on_os_error(path, "written"):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, data)
-    except OSError as error:
-        raise UsageError(f"{path} cannot be written: {error.strerror or error}.") from None

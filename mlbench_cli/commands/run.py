@@ -29,7 +29,7 @@ from mlbench_cli.commands._members import How, follow_all, start_detached
 from mlbench_cli.commands._report import Ended, report_ended
 from mlbench_cli.commands._request_options import request_parameter
 from mlbench_cli.commands._values import HELP_ALL, PanelCommand
-from mlbench_cli.errors import UsageError
+from mlbench_cli.errors import UsageError, naming_file_on_os_error
 from mlbench_cli.model.run import Cluster
 from mlbench_cli.model.spec import MAX_WORKERS, NAME_LENGTH, RunSpec
 from mlbench_cli.runs import wizard
@@ -432,16 +432,15 @@ def _report(opened: OpenExperiment, ended: Sequence[Ended], output: Format) -> i
 
 
 def _save(request: Request, path: Path, source: str | None) -> None:
-    """Write the spec file. Raises UsageError if another file is there already."""
+    """Write the spec file. Raises UsageError if another file is there already, MlbenchError if it cannot be written."""
     if source is not None:
         raise UsageError("--save and --from exclude each other.", hint="Remove one of them.")
     data = format_file(request).encode()
-    try:
+    with naming_file_on_os_error(path, "written"):
         if path.exists() and path.read_bytes() != data:
             raise UsageError(f"{path} already exists.", hint="Choose another file, or delete it.")
+        path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, data)
-    except (OSError, ValueError) as error:
-        raise UsageError(f"The spec file {path} cannot be written: {error}.") from None
     console.note(f"Repeat under another name: mlbench run NAME -f {path}")
 
 

@@ -81,13 +81,11 @@ def make_receipt(original: Sequence[Archive], reproduction: Sequence[Archive], f
 
 
 def write_receipt(path: Path, document: Mapping[str, Any]) -> None:
-    """Write a receipt; a signature of an earlier one of that name is removed. Raises UsageError."""
-    try:
+    """Write a receipt; a signature of an earlier one of that name is removed. Raises MlbenchError."""
+    with naming_file_on_os_error(path, "written"):
         Path(f"{path}.sig").unlink(missing_ok=True)
         path.parent.mkdir(parents=True, exist_ok=True)
         files.write_atomically(path, format_document(document))
-    except OSError as error:
-        raise UsageError(f"{path} cannot be written: {error.strerror or error}.") from None
 
 
 def is_receipt(path: Path) -> bool:

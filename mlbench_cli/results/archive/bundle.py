@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from mlbench_cli.errors import DamagedArchive, UsageError
+from mlbench_cli.errors import DamagedArchive, UsageError, naming_file_on_os_error
 from mlbench_cli.results.archive.files import UNREADABLE, open_zip
 from mlbench_cli.storage.run_folder import RUN, SUMS
 from mlbench_cli.util.files import replace_file
@@ -23,15 +23,14 @@ _unpacked: dict[Path, str] = {}  # path -> "FILE.zip/NAME.zip"
 
 
 def write_bundle(archives: Sequence[Path], target: Path) -> None:
-    """Pack zip files of archives, which keep their names. `target` appears when it is complete. Raises UsageError."""
-    try:
+    """Pack zip files of archives, which keep their names. `target` appears when it is complete. Raises MlbenchError."""
+    with naming_file_on_os_error(target, "written"):
+        target.parent.mkdir(parents=True, exist_ok=True)
         with replace_file(target) as part, zipfile.ZipFile(part, "w", zipfile.ZIP_STORED) as bundle:
             for path in archives:
                 entry = zipfile.ZipInfo(path.name, _ZIP_EPOCH)
                 with path.open("rb") as source, bundle.open(entry, "w", force_zip64=True) as stored:
                     shutil.copyfileobj(source, stored, PIECE)
-    except OSError as error:
-        raise UsageError(f"{target} cannot be written: {error.strerror or error}.") from None
 
 
 def is_zip_name(path: str | Path) -> bool:

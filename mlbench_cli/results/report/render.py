@@ -69,11 +69,8 @@ def write_report(report: Facts, path: Path) -> list[Path]:
     data = path.with_name(f"{path.stem}-data")
     is_page = path.suffix.lower() in SUFFIXES[:2]
     text = render_html(report, quote(data.name)) if is_page else render_markdown(report)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"The folder {path.parent} cannot be created: {error.strerror}.") from None
     with naming_file_on_os_error(path, "written"):
+        path.parent.mkdir(parents=True, exist_ok=True)
         tables = {"results": report["csv"]} | {key: to_csv([chart]) for key, chart in report["charts"].items()}
         data.mkdir(exist_ok=True)
         written = [data / f"{name}.csv" for name in tables]

@@ -189,7 +189,7 @@ def test_a_package_adds_a_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     [
         (["mlflow", "folder"], "is not an MLflow URI"),
         (["parquet", "folder"], "is not the name of a parquet file"),
-        (["csv", "/proc/none/x.csv"], "cannot be created"),
+        (["csv", "/proc/none/x.csv"], "cannot be written"),
         (["tensorboard", "x"], "There is no export format"),
     ],
 )

@@ -130,7 +130,7 @@ def test_a_warning_of_many_runs_is_one_sentence_that_names_them(tmp_path: Path) 
         (["out.html", "./nothing"], 4, "There is no archive"),
         (["out.html", "nobody"], 4, "no run"),
         (["out.html"], 4, "no finished runs"),
-        (["/proc/none/out.html", "ARCHIVE"], 2, "cannot be created"),
+        (["/proc/none/out.html", "ARCHIVE"], 2, "cannot be written"),
         (["out.html", "BROKEN"], 2, "BROKEN"),
     ],
 )
