@@ -328,7 +328,7 @@ STOCK_OUT = frozenset(
     }
 )
 QUOTA = frozenset({"quotaexceeded", "errcode_insufficientvcpuquota", "insufficientvcpuquota", "insufficientquota"})
-QUOTA_WORDS = ("exceeding approved", "Insufficient vcpu quota", "exceeding quota")
+QUOTA_WORDS = ("exceeding approved", "Insufficient vcpu quota", "exceeding quota", "PublicIPCountLimitReached")
 # Something else must end first. A cluster allows one operation at a time; a group in deletion none.
 BUSY_WORDS = ("in progress", "is being deleted", "deprovisioning state")
 # PrincipalNotFound: a new identity is not yet visible everywhere in Entra.
@@ -345,6 +345,17 @@ CAUSES: tuple[Cause, ...] = (
         UsageError,
         "A lock forbids it: az lock list -o table   shows it; its owner removes it with az lock delete --ids ID, then "
         "repeat the command.",
+    ),
+    (
+        re.compile(r"AKSCapacity|cluster is unavailable at this time", re.IGNORECASE),
+        CapacityError,
+        "AKS makes no such clusters there at the moment: --tier standard, which is paid, another --region, or later.",
+    ),
+    (
+        re.compile(r"InvalidAuthenticationTokenTenant"),
+        CredentialError,
+        "The subscription is of another tenant, which the message says must match: az login --tenant TENANT; az "
+        "account set --subscription ID",
     ),
     (
         re.compile(r"K8sVersionNotSupported"),

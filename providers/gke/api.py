@@ -73,10 +73,11 @@ CAUSES: tuple[Cause, ...] = (
         "gcp.resourceLocations --effective --project PROJECT   lists them",
     ),
     (
-        re.compile(r"constraints/[\w.]+|[Oo]rganization [Pp]olicy"),
+        re.compile(r"[Cc]onstraints/[\w.]+|[Oo]rg(anization)? [Pp]olicy"),
         UsageError,
         "A policy of the organization forbids it: ask its administrator for an exception, or choose another place or "
-        "project. gcloud resource-manager org-policies list --project PROJECT   lists the policies.",
+        "project; --tag NAME=VALUE adds a label that it demands. gcloud resource-manager org-policies list --project "
+        "PROJECT   lists the policies.",
     ),
     (
         re.compile(
@@ -137,10 +138,19 @@ CAUSES: tuple[Cause, ...] = (
         "Name a network of the project with --network NAME --subnetwork NAME: gcloud compute networks subnets list",
     ),
     (
-        re.compile(r"requires billing to be enabled|billing disabled|[Bb]illing account .*(disabled|absent)"),
+        re.compile(
+            r"requires billing to be enabled|billing disabled|(absent|closed|disabled|delinquent) billing account|"
+            r"[Bb]illing account .*(disabled|absent|not found)"
+        ),
         UsageError,
         "The project has no billing account: gcloud billing accounts list, then gcloud billing projects link PROJECT "
         "--billing-account ACCOUNT",
+    ),
+    (
+        re.compile(r"requires a quota project|required permission to use project"),
+        CredentialError,
+        "Let the credentials count requests in a project of yours: gcloud auth application-default set-quota-project "
+        "PROJECT   (you need roles/serviceusage.serviceUsageConsumer there)",
     ),
     (
         re.compile(r"should enable service:container|Kubernetes Engine API is not enabled"),

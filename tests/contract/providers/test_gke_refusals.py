@@ -83,6 +83,13 @@ def test_a_pool_that_fails_for_a_known_reason_names_the_option(
         ('Project "p" has no network named "default".', 2, "--network"),
         ("This API method requires billing to be enabled. Please enable billing on project #p.", 2, "billing projects"),
         ("Project p (#1) has billing disabled. Please enable it.", 2, "billing projects link"),
+        ("The project to be billed is associated with a closed billing account.", 2, "billing projects link"),
+        ("The x.googleapis.com API requires a quota project, which is not set by default.", 3, "set-quota-project"),
+        ("Caller does not have required permission to use project p. Grant the", 3, "set-quota-project"),
+        (
+            *('Operation denied by org policy on resource \'projects/1\': ["customConstraints/custom.team": "x"]', 2),
+            "--tag NAME=VALUE",
+        ),
         ("Consumer 1 should enable service:container.googleapis.com before generating a", 2, "gcloud services enable"),
         ("Generic::not_found: Not found; Gaia id not found for email 1-compute@a.", 2, "--service-account"),
         ("Service account 1-compute@developer.gserviceaccount.com is disabled.", 2, "--service-account"),

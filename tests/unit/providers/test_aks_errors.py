@@ -2,7 +2,7 @@
 
 import pytest
 
-from mlbench_cli.errors import CapacityError, MlbenchError, UsageError
+from mlbench_cli.errors import CapacityError, CredentialError, MlbenchError, UsageError
 from providers.aks.api import BUSY_WORDS, error_from_answer
 from providers.base import BusyError
 
@@ -28,7 +28,8 @@ def test_a_stock_out_is_about_capacity_whatever_its_status() -> None:
     assert isinstance(answer(400, "QuotaExceeded"), CapacityError)
 
 
-# Sources: Azure/azure-cli 32567 and 29559, learn-terraform-provision-aks-cluster 15, Azure/AKS 5746 and 1607,
+# Sources: SupportArticles-docs 1834, Azure/AKS 4113, azure-dev 1409,
+# Azure/azure-cli 32567 and 29559, learn-terraform-provision-aks-cluster 15, Azure/AKS 5746 and 1607,
 # rancher/rancher 20784.
 @pytest.mark.parametrize(
     ("status", "code", "said", "kind", "hint"),
@@ -45,6 +46,17 @@ def test_a_stock_out_is_about_capacity_whatever_its_status() -> None:
             *(CapacityError, "--machine-type"),
         ),
         (400, "SkuNotAvailableForSubscription", "words", CapacityError, "support"),
+        (
+            *(400, "AksCapacityHeavyUsage"),
+            "Creating or starting a free tier cluster is unavailable at this time in region eastus.",
+            *(CapacityError, "--tier standard"),
+        ),
+        (0, "AKSCapacityError", "Creating a new cluster is unavailable at this time.", CapacityError, "--region"),
+        (0, "PublicIPCountLimitReached", "Cannot create more than 20 public IP addresses", CapacityError, "more at"),
+        (
+            *(401, "InvalidAuthenticationTokenTenant", "The access token is from the wrong issuer"),
+            *(CredentialError, "az login --tenant"),
+        ),
         (
             400,
             "InsufficientSubnetSize",
