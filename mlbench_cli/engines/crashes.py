@@ -49,6 +49,19 @@ _CAPACITY = rf"total capacity of {_SIZE}"
 _IN_USE = rf"has {_SIZE} memory in use"
 
 
+def explain_log(who: str, text: str, logs: str, evidence: Mapping[str, object], node: str = "") -> Finding | None:
+    """The finding on a process whose last lines are `text`; None if they say nothing that is known."""
+    return (
+        explain_interface(who, text.splitlines(), evidence)
+        or explain_gpu_memory(who, text, evidence)
+        or explain_driver(who, text, evidence, node=node)
+        or explain_gpu_fault(who, text, logs, evidence)
+        or explain_small_world(who, text, evidence)
+        or explain_port(who, text, evidence)
+        or explain_unreachable(who, text, evidence)
+    )
+
+
 def explain_gpu_memory(who: str, text: str, evidence: Mapping[str, object]) -> Finding | None:
     """The finding on a process whose `text` says that a GPU has no memory left; `who` is e.g. "Rank 3"."""
     if not re.search(GPU_MEMORY, text):

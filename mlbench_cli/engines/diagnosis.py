@@ -102,16 +102,8 @@ def _failure_finding(name: str, facts: Facts, lines: list[str]) -> Finding:
             hint="Use fewer workers or a smaller batch, or close other programs.",
             evidence=evidence,
         )
-    who, text = f"Rank {rank}", "\n".join(lines)
-    if found := (
-        crashes.explain_interface(who, lines, evidence)
-        or crashes.explain_gpu_memory(who, text, evidence)
-        or crashes.explain_driver(who, text, evidence)
-        or crashes.explain_gpu_fault(who, text, logs, evidence)
-        or crashes.explain_small_world(who, text, evidence)
-        or crashes.explain_port(who, text, evidence)
-        or crashes.explain_unreachable(who, text, evidence)
-    ):
+    who = f"Rank {rank}"
+    if found := crashes.explain_log(who, "\n".join(lines), logs, evidence):
         return found
     if code == 127:
         return Finding(

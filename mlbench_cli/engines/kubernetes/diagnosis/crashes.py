@@ -8,8 +8,7 @@ from mlbench_cli.engines.crashes import (
     describe_signal,
     explain_driver,
     explain_exit,
-    explain_gpu_fault,
-    explain_gpu_memory,
+    explain_log,
     last_lines,
 )
 from mlbench_cli.model.run import Finding
@@ -75,11 +74,9 @@ def crash(
         return finding("command_not_found", f"The command of worker {worker} could not be started: {words}", logs)
     if ARCHITECTURE.search(text):
         return _architecture(finding, worker)
-    if found := explain_gpu_memory(who, text, evidence):
-        return found
     if code == 128 + signal.SIGBUS or SHARED_MEMORY.search(text):
         return finding("shm_exhausted", f"Worker {worker} ran out of shared memory (/dev/shm).", "Raise --shm.")
-    if found := explain_driver(who, text, evidence, node=node) or explain_gpu_fault(who, text, logs, evidence):
+    if found := explain_log(who, text, logs, evidence, node):
         return found
     if DISK.search(text):
         return finding(

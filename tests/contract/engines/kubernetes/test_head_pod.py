@@ -235,6 +235,14 @@ def test_an_image_without_python_runs_its_command_and_that_is_said(
     assert (run.folder / "logs/rank-1.log").read_bytes() == b"1 of 2\n"
 
 
+def test_what_a_log_says_is_explained_without_an_agent_too(server: KubeApi, store: Store, tmp_path: Path) -> None:
+    run = record(store, "echo 'OSError: [Errno 98] Address already in use' >&2; exit 1")
+    with Kubelet(server, tmp_path / "pods", has_python=False):
+        submit(server, run)
+        finished = supervise.follow(run, KubernetesEngine(server.access), store)
+    assert "port_in_use" in [finding.code for finding in finished.findings]
+
+
 def test_a_client_that_may_not_read_logs_is_told_so_where_nothing_else_has_them(
     server: KubeApi, store: Store, tmp_path: Path
 ) -> None:
