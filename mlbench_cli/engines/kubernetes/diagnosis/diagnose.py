@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from mlbench_cli.engines.kubernetes.diagnosis.facts import Facts, Object
 from mlbench_cli.engines.kubernetes.diagnosis.failures import deadline, failures
-from mlbench_cli.engines.kubernetes.diagnosis.pending import held_up, list_unscheduled, not_created, waiting
+from mlbench_cli.engines.kubernetes.diagnosis.pending import held_up, list_unscheduled, not_created, unseen, waiting
 from mlbench_cli.engines.kubernetes.diagnosis.scheduling import unschedulable
 from mlbench_cli.engines.kubernetes.workers import NodeEnd, Pod, by_worker, failure_of
 from mlbench_cli.model.run import Finding, WorkerState
@@ -80,7 +80,8 @@ def _not_started(facts: Facts) -> list[Finding]:
     pending = waiting(facts)
     without_node = list_unscheduled(pending)
     with_node = {worker: pod for worker, pod in pending.items() if worker not in dict(without_node)}
-    return not_created(facts) + unschedulable(facts, without_node) + _merge_findings(held_up(facts, with_node))
+    unscheduled = unschedulable(facts, without_node) or unseen(facts, with_node)
+    return not_created(facts) + unscheduled + _merge_findings(held_up(facts, with_node))
 
 
 def _merge_findings(found: Iterable[tuple[int, Finding]]) -> list[Finding]:

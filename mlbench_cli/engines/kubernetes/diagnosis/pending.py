@@ -13,7 +13,7 @@ from mlbench_cli.engines.kubernetes.manifests import queue_of
 from mlbench_cli.engines.kubernetes.workers import Pod, has_ended, main_status
 from mlbench_cli.kube.objects import FINAL_PULL, PULL_REASONS, condition, is_true
 from mlbench_cli.model.run import Finding
-from mlbench_cli.util.text import shorten_line
+from mlbench_cli.util.text import counted, shorten_line
 
 QUIET_SECONDS = 30.0  # a pull that takes longer is told
 CREATING_SECONDS = 60.0  # a container that takes longer to create may be stuck
@@ -76,6 +76,27 @@ def not_created(facts: Facts) -> list[Finding]:
 def list_unscheduled(pods: Mapping[int, Pod]) -> list[tuple[int, Pod]]:
     """The pods that have no node."""
     return [(worker, pod) for worker, pod in pods.items() if condition(pod, "PodScheduled").get("status") == "False"]
+
+
+def unseen(facts: Facts, pods: Mapping[int, Pod]) -> list[Finding]:
+    """The finding on pods that no scheduler has looked at, one for all."""
+    found = [
+        worker
+        for worker, pod in pods.items()
+        if not pod["spec"].get("nodeName") and not condition(pod, "PodScheduled") and facts.age(pod) >= QUIET_SECONDS
+    ]
+    if not found:
+        return []
+    name = facts.template.get("schedulerName", "default-scheduler")
+    return [
+        Finding(
+            "unschedulable",
+            f'{counted(len(found), "worker is", "workers are")} waiting for the scheduler "{name}", which is busy or not '
+            "on this cluster.",
+            hint="Install it, or name another one as schedulerName in --pod-patch.",
+            evidence=evidence(found[0], pods[found[0]]),
+        )
+    ]
 
 
 def held_up(facts: Facts, pods: Mapping[int, Pod]) -> list[tuple[int, Finding]]:

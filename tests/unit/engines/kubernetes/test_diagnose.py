@@ -460,6 +460,16 @@ def test_a_built_trouble_is_named(name: str) -> None:
     json.dumps(findings[0].to_dict())
 
 
+def test_a_scheduler_that_looks_at_no_pod_is_named() -> None:
+    pods, job = [a_pod(worker, node=None, created=LONG_AGO) for worker in range(2)], a_job(schedulerName="mine")
+    (found,) = diagnose(job, pods, [], [a_node(cpu="2")], now=NOW)
+    assert found.code == "unschedulable"
+    assert 'scheduler "mine"' in found.summary
+    assert not found.permanent
+    just_now = [a_pod(node=None)]
+    assert diagnose(job, just_now, [], [a_node(cpu="2")], now=NOW) == []
+
+
 @pytest.mark.parametrize(
     "pods",
     [
