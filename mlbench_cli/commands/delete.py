@@ -15,7 +15,11 @@ from mlbench_cli.errors import UsageError
 def delete(
     names: Names = None,
     force: Annotated[
-        bool, typer.Option("--force", help="stop running runs; discard results that were not fetched")
+        bool,
+        typer.Option(
+            "--force",
+            help="stop running runs; discard results that were not fetched; do without a cluster that is gone",
+        ),
     ] = False,
     all_runs: All = False,
     states: States = None,

@@ -3,7 +3,7 @@
 import shutil
 from collections.abc import Callable
 
-from mlbench_cli.errors import CleanupError, NotFoundError, UnreachableError
+from mlbench_cli.errors import CleanupError, CredentialError, NotFoundError, UnreachableError, UsageError
 from mlbench_cli.model.run import Run
 from mlbench_cli.runs.connect import connect_engine
 from mlbench_cli.runs.queue import QueueFolder
@@ -22,9 +22,10 @@ def delete_run(
 ) -> None:
     """Remove a run from its cluster, the disk and the store, in this order.
 
-    `force` stops it if it is running, and discards results that were not fetched. `notice` gets a sentence if another
-    command holds the run's folder, `warn` what stays behind. Raises what the engine raises, CleanupError for a folder
-    that cannot be removed.
+    `force` stops it if it is running, discards results that were not fetched, and does without the cluster if that is
+    gone or refuses; the run of a cluster that never took it needs none. `notice` gets a sentence if another command
+    holds the run's folder, `warn` what stays behind. Raises what the engine raises, CleanupError for a folder that
+    cannot be removed.
     """
     experiment = store.find_experiment_of(run)
     # Not while another command completes its archive, or its queue hands it to its engine.
@@ -50,7 +51,12 @@ def _delete_from_cluster(run: Run, store: Store, force: bool, warn: Callable[[st
         return  # it was deleted, and everything on it
     try:
         connect_engine(cluster).delete(run, force=force)
-    except UnreachableError as error:
-        if not force:
+    except (UnreachableError, CredentialError, NotFoundError, UsageError) as error:
+        never_had = isinstance(error, CredentialError) and not run.manifests.exists()
+        if not force and not never_had:
+            if "mlbench delete" not in (error.hint or ""):
+                leave = f"mlbench delete {run.name} --force   deletes it here only"
+                error.hint = f"{error.hint}   Or: {leave}" if error.hint else leave
             raise
-        warn(f"{error.message} What {run.name} left on {cluster.name} stays there until it expires.")
+        words = error.message.rstrip(".")
+        warn(f"{words}. What {run.name} may have left on {cluster.name} stays there until it expires.")

@@ -88,11 +88,11 @@ def unseen(facts: Facts, pods: Mapping[int, Pod]) -> list[Finding]:
     if not found:
         return []
     name = facts.template.get("schedulerName", "default-scheduler")
+    who = counted(len(found), "worker is", "workers are")
     return [
         Finding(
             "unschedulable",
-            f'{counted(len(found), "worker is", "workers are")} waiting for the scheduler "{name}", which is busy or not '
-            "on this cluster.",
+            f'{who} waiting for the scheduler "{name}", which is busy or not on this cluster.',
             hint="Install it, or name another one as schedulerName in --pod-patch.",
             evidence=evidence(found[0], pods[found[0]]),
         )
