@@ -138,7 +138,7 @@ def _target(name: str, to: Path | None, path: Path | None, output: str) -> tuple
             hint=f"mlbench download {name} -o {path}; a file of that name: --to {path}",
         )
     if output not in FORMATS:
-        if "/" not in output and not output.endswith(".zip") and not Path(output).is_dir():
+        if "/" not in output and not is_zip_name(output) and not Path(output).is_dir():
             raise UsageError(
                 f'-o "{output}" is not a format; use text or json.', hint=f"The file: --to {shlex.quote(output)}"
             )

@@ -97,7 +97,7 @@ def _export_run(exporter: Exporter, target: str, archive: Archive) -> str:
 
 
 def _write_table(form: str, target: Path, archives: Sequence[Archive]) -> list[str]:
-    if target.suffix != f".{form}" or target.is_dir():
+    if target.suffix.lower() != f".{form}" or target.is_dir():
         raise UsageError(f'"{target}" is not the name of a {form} file.', hint=f"mlbench export {form} OUT.{form}")
     make_folder(target.parent)
     metrics = MetricTable(point for archive in archives for point in api.metrics_of(archive))

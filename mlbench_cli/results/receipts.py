@@ -90,7 +90,7 @@ def write_receipt(path: Path, document: Mapping[str, Any]) -> None:
 
 def is_receipt(path: Path) -> bool:
     """Whether a path can be that of a receipt; an archive is a folder or a zip."""
-    return path.suffix == ".json" and not path.is_dir()
+    return path.suffix.lower() == ".json" and not path.is_dir()
 
 
 def read_receipt(path: Path) -> Receipt:

@@ -453,6 +453,8 @@ class _EventCollector:
                 if found is not None and self.reported is not None and found != self.reported:
                     facts.counts.ignore("a result that differs from the last one")
                 self.reported = found or self.reported
+                for why in _find_ignored_fields(event, found or {}):
+                    facts.counts.ignore(why)
                 if found is None:
                     facts.counts.ignore(f"the outcome of a result is not one of {', '.join(contract.OUTCOMES)}")
 
@@ -562,6 +564,9 @@ def parse_phase(event: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str
     return {**kept, **numbers, "phase": one_line(phase, 40)}
 
 
+_AMOUNTS = ("budget_seconds", "wall_seconds", "training_seconds", "updates", "samples", "epochs")
+
+
 def parse_result(event: Mapping[str, Any]) -> dict[str, object] | None:
     """A result event with every field present and valid (None if not reported); None for an invalid event.
 
@@ -574,22 +579,31 @@ def parse_result(event: Mapping[str, Any]) -> dict[str, object] | None:
     return {
         "outcome": event["outcome"],
         "goal": _parse_goal(event.get("goal")),
-        "budget_seconds": read_amount(event.get("budget_seconds")),
-        "wall_seconds": read_amount(event.get("wall_seconds")),
-        "training_seconds": read_amount(event.get("training_seconds")),
+        **{name: read_amount(event.get(name)) for name in _AMOUNTS},
         "timings": {
             category: {key: spread[key] for key in SPREAD}
             for category, spread in (timings.items() if isinstance(timings, dict) else ())
             if isinstance(spread, dict) and all(read_amount(spread.get(key)) is not None for key in SPREAD)
         },
-        "updates": read_amount(event.get("updates")),
-        "samples": read_amount(event.get("samples")),
-        "epochs": read_amount(event.get("epochs")),
         "synthetic": event.get("synthetic") is True,
         "data": one_line(event["data"]) if isinstance(event.get("data"), str) else None,
         "data_identity": _parse_data_identity(event.get("data_identity")),
         "details": make_strict(details) if isinstance(details, dict) else {},
     }
+
+
+def _find_ignored_fields(event: Mapping[str, Any], result: Mapping[str, Any]) -> Iterator[str]:
+    """Why fields of a valid result event are not in its result, such as seconds by a clock that was set back."""
+    for name in (*_AMOUNTS, "goal"):
+        if name in result and result[name] is None and event.get(name) is not None:
+            value = one_line(json.dumps(make_strict(event[name])), 40)
+            kind = "goal" if name == "goal" else "number from 0 on"
+            yield f"{name} of the result is {value}, which is not a {kind}"
+    timings: Any = event.get("timings")
+    for name in timings if isinstance(timings, dict) and "timings" in result else ():
+        if name not in result["timings"]:
+            value = one_line(json.dumps(make_strict(timings[name])), 80)
+            yield f"{one_line(str(name), 40)} of the timings is {value}, not {', '.join(SPREAD)} from 0 on"
 
 
 def read_amount(value: Any) -> float | None:

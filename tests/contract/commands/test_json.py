@@ -76,6 +76,9 @@ def test_a_path_behind_o_is_taken_as_the_original_took_it(capsys: Captured, home
     assert run(["run", "a", "1", "--command", "true"]) == 0
     assert run(["download", "a-1", "-o", "x.zip"]) == 0
     assert "to name the file, use --to x.zip" in capsys.readouterr().err
+    assert run(["download", "a-1", "-o", "OUT.ZIP"]) == 0
+    assert run(["verify", "OUT.ZIP"]) == 0
+    assert run(["export", "csv", "OUT.CSV", "OUT.ZIP"]) == 0
     assert run(["download", "a-1", "--output", "y.zip"]) == 0
     assert (home / "x.zip").read_bytes() == (home / "y.zip").read_bytes()
 

@@ -515,6 +515,9 @@ def test_diverged_metrics_and_ignored_events_are_seen(project: Path) -> None:
     (project / "report.py").write_text("".join(f"print({result % seconds!r})\n" for seconds in (0.5, 0.0001)))
     assert mlbench("run", "two", "1", "--command", "python report.py").returncode == 0
     assert "a result that differs from the last one" in findings_of("two-1")["event_ignored"]
+    (project / "report.py").write_text(f"print({result % -3.5!r})\n")
+    assert mlbench("run", "back", "1", "--command", "python report.py").returncode == 0
+    assert "wall_seconds of the result is -3.5" in findings_of("back-1")["event_ignored"]
 
 
 MIXED = r"""
