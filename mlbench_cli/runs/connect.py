@@ -22,7 +22,7 @@ FINALIZER = "mlbench_cli.runs.finalize"
 def connect_engine(cluster: Cluster, report: Callable[[str], None] | None = None) -> Engine:
     """The engine of `cluster`. Sends no request yet. Raises MlbenchError if there is no access to the cluster.
 
-    `report` is called with a sentence while a run waits for this machine.
+    `report` is called with a sentence while a run waits for this machine, or its objects for a cluster to delete them.
     """
     if cluster.engine == "local":
         return LocalEngine(finalizer=FINALIZER, report=report)
@@ -39,7 +39,7 @@ def connect_engine(cluster: Cluster, report: Callable[[str], None] | None = None
     from mlbench_cli.engines.kubernetes.engine import KubernetesEngine
     from providers import registry
 
-    return KubernetesEngine(registry.load(cluster.provider).connect(cluster))
+    return KubernetesEngine(registry.load(cluster.provider).connect(cluster), report)
 
 
 class EnginesByCluster:

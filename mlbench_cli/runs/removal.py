@@ -24,15 +24,15 @@ def delete_run(
 
     `force` stops it if it is running, discards results that were not fetched, and does without the cluster if that is
     gone or refuses; the run of a cluster that never took it needs none. `notice` gets a sentence if another command
-    holds the run's folder, `warn` what stays behind. Raises what the engine raises, CleanupError for a folder that
-    cannot be removed.
+    holds the run's folder, or the cluster takes long, `warn` what stays behind. Raises what the engine raises,
+    CleanupError for a folder that cannot be removed.
     """
     experiment = store.find_experiment_of(run)
     # Not while another command completes its archive, or its queue hands it to its engine.
     with RunFolder(run.folder).lock(notice=notice):
         row = store.find_run(run.id)
         if row is None or row.queue is None or run.spec.engine == "local":
-            _delete_from_cluster(run, store, force, warn)
+            _delete_from_cluster(run, store, force, notice, warn)
         try:
             remove_folder(run.folder)
         except OSError as error:
@@ -44,13 +44,15 @@ def delete_run(
         shutil.rmtree(QueueFolder.of(store.folder, experiment.id).path, ignore_errors=True)
 
 
-def _delete_from_cluster(run: Run, store: Store, force: bool, warn: Callable[[str], None]) -> None:
+def _delete_from_cluster(
+    run: Run, store: Store, force: bool, notice: Callable[[str], None] | None, warn: Callable[[str], None]
+) -> None:
     try:
         cluster = store.cluster(run.spec.cluster)
     except NotFoundError:
         return  # it was deleted, and everything on it
     try:
-        connect_engine(cluster).delete(run, force=force)
+        connect_engine(cluster, notice).delete(run, force=force)
     except (UnreachableError, CredentialError, NotFoundError, UsageError) as error:
         never_had = isinstance(error, CredentialError) and not run.manifests.exists()
         if not force and not never_had:

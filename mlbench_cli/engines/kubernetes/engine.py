@@ -6,7 +6,7 @@ cluster or in the run's folder, not in this process, so any client with access c
 
 import hashlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -56,14 +56,16 @@ from mlbench_cli.util.files import remove_folder, write_atomically
 
 LOOK_SECONDS = 0.5
 GONE_SECONDS = 120.0  # time for deleted objects to disappear
+QUIET_SECONDS = 5.0  # of which nothing is said
 OWNED = ("ConfigMap", "Service", "NetworkPolicy")
 
 
 class KubernetesEngine:
-    """Executes runs on the cluster that `access` reaches."""
+    """Executes runs on the cluster that `access` reaches. `report` gets a sentence when it has to wait."""
 
-    def __init__(self, access: Access) -> None:
+    def __init__(self, access: Access, report: Callable[[str], None] | None = None) -> None:
         self._access = access
+        self._report = report or (lambda text: None)
         self._heads: dict[str, KubernetesHead] = {}
 
     def render(self, spec: RunSpec) -> Submission:
@@ -152,7 +154,7 @@ class KubernetesEngine:
         if job is not None and not force:
             _refuse_loss(run, job)
         self._end_pods(api, namespace, run)
-        _remove(api, namespace, run)
+        _remove(api, namespace, run, self._report)
 
     def _end_pods(self, api: Api, namespace: str, run: Run) -> None:
         """Delete the pods at once: a stopped one would otherwise have its grace period."""
@@ -215,23 +217,28 @@ def _refuse_loss(run: Run, job: dict[str, Any]) -> None:
         raise refuse_unfetched(run)
 
 
-def _remove(api: Api, namespace: str, run: Run) -> None:
-    """Delete everything with the run's label, and wait until it is gone.
+def _remove(api: Api, namespace: str, run: Run, report: Callable[[str], None]) -> None:
+    """Delete everything with the run's label, and wait until it is gone. `report` gets what that takes long for.
 
     Raises NameTaken if another run has taken its name meanwhile; what is left of this one goes with its Job.
     """
     selector = f"{RUN_LABEL}={run.name}"
-    end = time.monotonic() + GONE_SECONDS
+    begun, is_told = time.monotonic(), False
     while True:
         left = [(kind, item) for kind in ("Job", "Pod", *OWNED) for item in _list(api, kind, namespace, selector)]
         find_job(api, namespace, run)
         if not left:
             return
-        if time.monotonic() > end:
-            listed = ", ".join(f"{kind} {item['name']}{_holders(item)}" for kind, item in left)
+        waited = time.monotonic() - begun
+        listed = ", ".join(f"{kind} {item['name']}{_holders(item)}" for kind, item in left)[:500]
+        if waited > GONE_SECONDS:
             raise CleanupError(
-                f'These objects of the run "{run.name}" still exist: {listed[:500]}', hint=f"mlbench delete {run.name}"
+                f'These objects of the run "{run.name}" still exist: {listed}', hint=f"mlbench delete {run.name}"
             )
+        if waited > QUIET_SECONDS and not is_told:
+            until = time.strftime("%H:%M:%S UTC", time.gmtime(time.time() + GONE_SECONDS - waited))
+            report(f"{run.name}: waiting until {until} for the cluster to delete {listed}.")
+            is_told = True
         for kind, item in left:
             path = object_path(kind, namespace, item["name"])
             api.delete(path, grace=1 if kind == "Pod" else None, uid=item["uid"])

@@ -1,5 +1,6 @@
 """`mlbench delete` where a cluster refuses, is gone, or keeps what it should delete."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -64,3 +65,22 @@ def test_a_run_whose_cluster_is_lost_is_deleted_by_force(
     assert run(["delete", "a-1", "--yes", "--force"]) == 0
     assert "What a-1 may have left on there stays" in capsys.readouterr().err
     assert not is_known("a", capsys)
+
+
+def test_what_a_delete_waits_for_is_told_and_until_when(
+    server: KubeApi, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mlbench_cli.engines.kubernetes.engine.QUIET_SECONDS", 0.1)
+    assert start("a") == 0
+    held = {
+        **server.objects["configmaps", "a-1"]["metadata"],
+        "ownerReferences": [],
+        "finalizers": ["corp.example/keep"],
+    }
+    server.put("configmaps", {"metadata": held})
+    server.faults.append(Fault("DELETE .*configmaps", times=3, status=404))  # it goes with the fourth
+    capsys.readouterr()
+    assert run(["delete", "a-1", "--yes"]) == 0
+    said = capsys.readouterr().err
+    assert re.search(r"a-1: waiting until \d\d:\d\d:\d\d UTC for .*ConfigMap a-1 \(kept by corp.example/keep\)", said)
+    assert said.count("waiting until") == 1
