@@ -160,6 +160,8 @@ def plan_cluster(store: Store, request: CreationRequest) -> Iterator[PlannedClus
     if account is not None:
         cluster = msgspec.structs.replace(cluster, account=account)
     require_free_name(store, cluster)
+    if store.find_cluster(cluster.identity) is None:
+        _check_ttl(provider, request.ttl)
     cluster = provider.describe_machines(cluster)
     with _prepare_chart(request) as installation:
         plan = provider.plan(cluster)
@@ -169,6 +171,16 @@ def plan_cluster(store: Store, request: CreationRequest) -> Iterator[PlannedClus
         )
         planned = PlannedCluster(cluster, plan, provider, installation)
         yield planned.with_ttl(request.ttl)
+
+
+def _check_ttl(provider: Provider, ttl: Ttl | None) -> None:
+    """Refuse an end of a new cluster before it is there: a bare number is in seconds."""
+    minutes = provider.minutes[0]
+    if ttl is not None and ttl.seconds < 60 * minutes and provider.name in registry.PAID:
+        raise UsageError(
+            f"--ttl {ttl.text}: the cluster would end before it is there, which takes about {minutes} minutes.",
+            hint="For example --ttl 2h",
+        )
 
 
 def sketch_cluster(request: CreationRequest) -> PlannedCluster | None:

@@ -5,6 +5,7 @@ import os
 import re
 import shlex
 import sys
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import count, pairwise
@@ -30,6 +31,7 @@ from mlbench_cli.commands._report import Ended, report_ended
 from mlbench_cli.commands._request_options import request_parameter
 from mlbench_cli.commands._values import HELP_ALL, PanelCommand
 from mlbench_cli.errors import UsageError, naming_file_on_os_error
+from mlbench_cli.model.cluster_details import ClusterDetails
 from mlbench_cli.model.run import Cluster
 from mlbench_cli.model.spec import MAX_WORKERS, NAME_LENGTH, RunSpec
 from mlbench_cli.runs import wizard
@@ -56,6 +58,8 @@ from mlbench_cli.storage.store import Store
 from mlbench_cli.tasks.catalog import packages_of, use_task_folder
 from mlbench_cli.util.files import write_atomically
 from mlbench_cli.util.text import list_some, shorten
+
+SOON_SECONDS = 1800.0  # before a cluster's end
 
 # What makes clusters and looks for images is imported where it is needed: it would make the start of each run 25 ms
 # longer.
@@ -235,9 +239,19 @@ def _start(launch: Launch, how: How, *, repeats: bool = True) -> tuple[int, list
         _print_submissions(launch.render(offline=True), how.output)
         return 0, []
     _warn(launch.specs)
+    for name in dict.fromkeys(spec.cluster for spec in launch.specs if spec.engine == "kubernetes"):
+        _warn_of_end(launch.new_cluster or launch.workspace.store.cluster(name))
     if launch.new_cluster is None:
         _require_images(launch.specs, launch.workspace.store.cluster)
     return _follow_all(launch, how, repeats=repeats)
+
+
+def _warn_of_end(cluster: Cluster) -> None:
+    """Warn of a cluster whose cloud has removed the workers, or will during most runs."""
+    if (expires := ClusterDetails.of(cluster).expires) is None or (left := expires - time.time()) > SOON_SECONDS:
+        return
+    end = f"expires in {console.duration(left)}" if left > 0 else f"has expired {console.duration(-left)} ago"
+    console.warn(f"The cluster {cluster.name} {end}; its create-cluster command with --ttl 8h moves the end.")
 
 
 def _require_images(specs: Sequence[RunSpec], find_cluster: Callable[[str], Cluster]) -> None:

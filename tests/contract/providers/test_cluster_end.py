@@ -1,6 +1,7 @@
 """The end of a cluster: AWS keeps it itself, `extend` moves it everywhere, `gc` passes over no cloud in silence."""
 
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,14 +11,17 @@ from msgspec.structs import replace
 
 from mlbench_cli.model.cluster_details import ClusterDetails
 from mlbench_cli.storage.store import Store
+from providers.eks.options import EksOptions
 from providers.eks.provider import EksProvider
 from providers.gke import api
 from providers.gke.provider import GkeProvider
+from providers.lifecycle import up
 from tests.contract.providers.eks_world import REGION
 from tests.fakes.aws_server import AwsClient
 from tests.fakes.gke import World
 from tests.fakes.gke_facts import PROJECT, ZONE
 from tests.fakes.kind_tools import World as KindWorld
+from tests.fakes.kube_api import KubeApi
 
 EKS = ["create-cluster", "eks", "1", "t", "-t", "m5.large", "--region", REGION, "--yes"]
 Command = Callable[..., Any]
@@ -60,9 +64,31 @@ def test_repeating_the_command_moves_the_end(command: Command, aws: AwsClient) -
 
 @pytest.mark.slow
 def test_a_cluster_that_is_ready_after_its_end_ends_at_once(command: Command, aws: AwsClient) -> None:
-    assert command(*EKS[:3], "late", *EKS[4:], "--ttl", "0").code == 0
+    provider = EksProvider()
+    planned = provider.new_cluster("late-1", 1, EksOptions(machine_type="m5.large", region=REGION))
+    cluster = replace(planned, details={**planned.details, "expires": int(time.time())})
+    up(cluster, provider.resources(cluster), Store())
     assert len(aws.pass_time(120)) == 2
     assert command("delete-cluster", "eks", "late-1", "--yes").code == 0
+
+
+@pytest.mark.parametrize(("words", "minutes"), [(EKS, 17), (["create-cluster", "gke", "1", "t", "--yes"], 8)])
+def test_an_end_before_the_cluster_is_there_is_refused(
+    command: Command, aws: AwsClient, gke_world: World, words: list[str], minutes: int
+) -> None:
+    for ttl in ("8", "5m"):
+        refused = command(*words, "--ttl", ttl)
+        assert refused.code == 2, refused.err
+        assert f"--ttl {ttl}: the cluster would end before it is there, which takes about {minutes} min" in refused.err
+
+
+def test_a_run_on_a_cluster_that_ends_soon_is_warned(command: Command, world: KindWorld, nodes: KubeApi) -> None:
+    run = ("run", "a", "1", "--image", "my/task:1", "--command", "true")
+    assert command("create-cluster", "kind", "1", "rel", "--ttl", "10m").code == 0
+    assert "The cluster rel-1 expires in 9 min" in command(*run).err
+    store = Store()
+    store.record_cluster(replace(store.cluster("rel-1"), details={**store.cluster("rel-1").details, "expires": 1}))
+    assert "The cluster rel-1 has expired" in command(*run[:1], "b", *run[2:]).err
 
 
 def test_an_unattended_paid_cluster_ends_by_itself(command: Command, aws: AwsClient) -> None:

@@ -72,7 +72,8 @@ def test_gc_keeps_a_cluster_whose_end_was_moved_meanwhile(command: Command, gke_
 def test_a_run_that_was_started_meanwhile_keeps_its_cluster(
     command: Command, gke_world: World, while_asked: Any, words: tuple[str, ...], code: int
 ) -> None:
-    assert command(*CREATE, "--ttl", "0").code == 0
+    assert command(*CREATE, "--ttl", "1h").code == 0
+    gke_world.find_cluster("rel-1").resource_labels["mlbench-expires"] = "1000000000"
     while_asked(record_run)
     result = command(*words)
     assert result.code == code, result.err

@@ -93,7 +93,7 @@ def test_what_fails_at_google_is_named(
 
 
 def test_clusters_that_are_forgotten_are_named(command: Command, gke_world: World) -> None:
-    assert command("create-cluster", "gke", "1", "old", "--ttl", "1s", "--yes").code == 0
+    assert command("create-cluster", "gke", "1", "old", "--ttl", "1h", "--yes").code == 0
     gke_world.find_cluster("old-1").resource_labels["mlbench-expires"] = "1000000000"
     done = command("doctor", "gke", "-o", "json")
     check = checks_of(done)["gke clusters"]
