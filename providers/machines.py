@@ -230,14 +230,14 @@ class GpuCatalog(Generic[M]):
 
     def find_gpu(self, name: str) -> str:
         """The table's name of a GPU. Raises UsageError for one that is unknown or too old."""
-        short = name.lower().removeprefix("nvidia-").removeprefix("tesla-")
-        known = {**{gpu.lower(): gpu for gpu in self.gpus}, **self.names}
+        short = _shorten(name)
+        known = {**{_shorten(gpu): gpu for gpu in self.gpus}, **self.names}
         hint = f"Available GPUs: {', '.join(self.gpus)}"
         if short in self.too_old:
             raise UsageError(
                 f"{short} is too old for the CUDA version of current images, or no longer offered.", hint=hint
             )
-        found = known.get(name.lower()) or known.get(short)
+        found = known.get(short)
         if found is None:
             raise UsageError(f'{self.cloud} has no GPU "{name}".{did_you_mean(short, list(known))}', hint=hint)
         return found
@@ -281,7 +281,12 @@ class GpuCatalog(Generic[M]):
 
 def _model_of(gpu: str) -> str:
     """The name of a GPU without its maker and variant: "h100" of "nvidia-h100-80gb" and of "h100-nvl"."""
-    return gpu.lower().removeprefix("nvidia-").removeprefix("tesla-").partition("-")[0]
+    return _shorten(gpu).partition("-")[0]
+
+
+def _shorten(gpu: str) -> str:
+    """The name of a GPU in lower case, without its maker."""
+    return gpu.lower().removeprefix("nvidia-").removeprefix("tesla-")
 
 
 def describe_gpus(machine: Sized) -> str:

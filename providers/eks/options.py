@@ -105,7 +105,7 @@ MIN_FABRIC_GBITS = 100  # minimum EFA bandwidth for which a warning is worthwhil
 # CUDA 13 of current torch wheels does not support them.
 TOO_OLD = ("V100",)
 _OLD_FAMILY = re.compile(r"(p2|g2|g3s?)\.")  # K80, K520, M60, of which the table has none
-CATALOG = GpuCatalog("AWS", GPU_MACHINES)
+CATALOG = GpuCatalog("AWS", GPU_MACHINES, {"a100-40gb": "A100", "h100-80gb": "H100", "h200-141gb": "H200"})
 CPU_DEFAULT = "m5.xlarge"
 GPU_DEFAULT = "T4"
 _CPUS = {"medium": 2, "large": 2, "xlarge": 4}  # vCPUs of burstable and general families; larger sizes: 4 for each "N"
@@ -135,16 +135,20 @@ def find_machine(name: str) -> Machine:
         raise UsageError(f'"{name}" is not an instance type of EC2.', hint="For example: --machine-type g5.xlarge")
     family, size = name.split(".")
     if _ARM.fullmatch(family):
-        raise UsageError(
-            f"{name} is an ARM machine; the images of mlbench's tasks are for x86-64.",
-            hint=f"For example: --machine-type {CPU_DEFAULT}",
-        )
+        raise _arm_error(name)
     if re.fullmatch(r"(inf|trn|dl)\d.*|g4ad|vt1", family):
         raise UsageError(
             f"{name} has no NVIDIA GPUs.", hint=f"Available GPUs: {', '.join(CATALOG.gpus)}; for example --gpu-type L4"
         )
     multiple = re.fullmatch(r"(\d+)xlarge", size)
     return Machine(name, 4 * int(multiple[1]) if multiple else _CPUS.get(size, 0))
+
+
+def _arm_error(name: str) -> UsageError:
+    return UsageError(
+        f"{name} is an ARM machine; the images of mlbench's tasks are for x86-64.",
+        hint=f"For example: --machine-type {CPU_DEFAULT}",
+    )
 
 
 def is_gpu_family(name: str) -> bool:
@@ -212,6 +216,8 @@ def describe_machine(aws: Aws, machine: Machine) -> Machine | None:
         raise UsageError(
             f"The GPUs of {machine.name} are {other['Manufacturer']}'s, not NVIDIA's.", hint="--gpu-type L4"
         )
+    if "x86_64" not in item.get("ProcessorInfo", {}).get("SupportedArchitectures", ["x86_64"]):
+        raise _arm_error(machine.name)
     network = item.get("NetworkInfo", {})
     speed = re.match(r"(\d+) Gigabit", network.get("NetworkPerformance", ""))
     efa = network.get("EfaInfo", {}).get("MaximumEfaInterfaces", 1) if network.get("EfaSupported") else 0

@@ -221,21 +221,17 @@ SHAPED = {row.name: Machine(row.name, row.gpu, row.gpus) for row in load_shapes(
 # GPUs that can be attached to N1 machines, and the possible numbers.
 ATTACHED = {"nvidia-tesla-t4": (1, 2, 4)}
 ATTACHED_TO = {1: "n1-standard-8", 2: "n1-standard-16", 4: "n1-standard-32"}
-SHORT = {
-    "t4": "nvidia-tesla-t4",
-    "l4": "nvidia-l4",
+OTHER_NAMES = {
     "rtx6000": "nvidia-rtx-pro-6000",
-    "a100": "nvidia-tesla-a100",
-    "a100-80gb": "nvidia-a100-80gb",
+    "a100-40gb": "nvidia-tesla-a100",
     "h100": "nvidia-h100-80gb",
     "h100-mega": "nvidia-h100-mega-80gb",
     "h200": "nvidia-h200-141gb",
-    "b200": "nvidia-b200",
 }
 CATALOG = GpuCatalog(
     "Google Cloud",
     {**SHAPED, **{name: Machine(name, GPU_DEFAULT, count) for count, name in ATTACHED_TO.items()}},
-    SHORT,
+    OTHER_NAMES,
     ("k80", "p100", "p4", "v100"),
 )
 

@@ -39,7 +39,9 @@ NEWER = {
     "g7e.48xlarge": (192, "RTX PRO Server 6000", 8, 4, 1600),
     "p6-b200.48xlarge": (192, "B200", 8, 8, 3200),
     "p6-b300.48xlarge": (192, "B300", 8, 16, 6400),
+    "p6e-gb200.36xlarge": (144, "GB200", 4, 17, 1600),
 }
+ARM = ("p6e-gb200.36xlarge",)  # Grace: EKS's user guide on UltraServers
 PLAIN_FIRST = ("p6-b300.48xlarge",)  # 17 cards, the first without EFA: aws-parallelcluster 7143
 REGIONS = ("eu-west-1", "eu-central-1", "eu-north-1", "us-west-2")
 ASG_SPACE = "http://autoscaling.amazonaws.com/doc/2011-01-01/"
@@ -167,7 +169,8 @@ class ServiceRules(Base):
         network = f"<networkPerformance>{speed} Gigabit</networkPerformance>{cards}"
         item = (
             f"<instanceType>{wanted}</instanceType><vCpuInfo><defaultVCpus>{vcpus}</defaultVCpus></vCpuInfo>"
-            f"<gpuInfo>{gpus}</gpuInfo><networkInfo>{network}</networkInfo>"
+            f"<processorInfo><supportedArchitectures><item>{'arm64' if wanted in ARM else 'x86_64'}</item>"
+            f"</supportedArchitectures></processorInfo><gpuInfo>{gpus}</gpuInfo><networkInfo>{network}</networkInfo>"
         )
         answer = f"<instanceTypeSet><item>{item}</item></instanceTypeSet>"
         return xml_answer("DescribeInstanceTypesResponse", EC2_SPACE, answer)

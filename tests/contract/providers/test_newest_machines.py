@@ -50,6 +50,33 @@ def test_eks_plans_gpus_that_ec2_tells(
     assert {"GPU device plugin", "GPU probe"} <= {item["kind"] for item in planned["resources"]}
 
 
+def test_eks_refuses_arm_machines_that_ec2_tells(command: Callable[..., Any], ec2: AwsClient) -> None:
+    """EKS has other node images for them, and would refuse the node group after the cluster is there."""
+    refused = command("create-cluster", "eks", "2", "new", "-t", "p6e-gb200.36xlarge", "--zone", ZONE, "--dry-run")
+    assert (refused.code, "p6e-gb200.36xlarge is an ARM machine" in refused.err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("provider", "gpu", "machine"),
+    [
+        ("gke", "a100-40gb", "a2-highgpu-1g"),
+        ("gke", "a100-80gb", "a2-ultragpu-1g"),
+        ("gke", "h100-80gb", "a3-highgpu-1g"),
+        ("gke", "nvidia-h200-141gb", "a3-ultragpu-8g"),
+        ("gke", "rtx-pro-6000", "g4-standard-48"),
+        ("eks", "A100-40GB", "p4d.24xlarge"),
+        ("eks", "nvidia-h100-80gb", "p5.4xlarge"),
+        ("aks", "a100-80gb", "Standard_NC24ads_A100_v4"),
+    ],
+)
+def test_a_gpu_is_known_by_the_names_of_other_clouds(
+    command: Callable[..., Any], provider: str, gpu: str, machine: str,
+    ec2: AwsClient, gke_world: GkeWorld, azure_world: AzureWorld,
+) -> None:  # fmt: skip
+    done = command("create-cluster", provider, "1", "new", "--gpu-type", gpu, "--dry-run")
+    assert machine in done.out + done.err  # which may not be for sale
+
+
 def test_a_plan_says_which_prices_are_unknown(command: Callable[..., Any], ec2: AwsClient) -> None:
     done = command("create-cluster", "eks", "2", "new", "-t", "p6-b300.48xlarge", "--zone", ZONE, "--spot", "--dry-run")
     assert done.code == 0
