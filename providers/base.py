@@ -60,6 +60,10 @@ class RightsError(CredentialError):
     """The credentials are valid, but lack a right. A check that needs it can be left out; nothing else can."""
 
 
+class ExistsError(UsageError):
+    """Something of that name exists already."""
+
+
 class TransientError(DeadlineError):
     """A call that may succeed when retried: throttled, a server error, no answer, busy with another operation.
 

@@ -32,7 +32,15 @@ from mlbench_cli.errors import (
 from mlbench_cli.model.cluster_details import ClusterDetails, TimesRecord
 from mlbench_cli.model.run import Cluster
 from mlbench_cli.storage.store import CLUSTER, REMOVED, Store
-from providers.base import BusyError, Resource, ResourceStatus, TransientError, delete_command, foreign_resource_error
+from providers.base import (
+    BusyError,
+    ExistsError,
+    Resource,
+    ResourceStatus,
+    TransientError,
+    delete_command,
+    foreign_resource_error,
+)
 
 # Transient errors of one resource that last longer than this count as a failure, in seconds.
 PATIENCE_SECONDS = 120.0
@@ -73,7 +81,7 @@ def up(
         earlier = ClusterDetails.of(before).provisioning if before is not None and times == "provisioning" else []
         creation = Creation(cluster, resources, store, report, patience, Timeline(resources, earlier), times)
         owners = (ClusterDetails.of(item).owner for item in (cluster, before) if item is not None)
-        creation.owners = frozenset(filter(None, owners))
+        creation.owners, creation.is_new = frozenset(filter(None, owners)), before is None
         if before is not None and _registry(before) != _registry(cluster):
             creation.keep = ()  # digests are of the registry that they were pushed to
         creation.record("creating")
@@ -313,6 +321,7 @@ class Creation(Operation):
     """Creates the resources in dependency order, and adopts existing ones, but not those of other owners."""
 
     owners: frozenset[str] = frozenset()  # who may have created the cluster; empty: anybody
+    is_new: bool = False  # no earlier operation of this data folder may have created it
 
     def run(self) -> None:
         """Create everything and wait until it is ready. Raises the first permanent error, or DeadlineError."""
@@ -421,6 +430,11 @@ class Creation(Operation):
             raise  # the next visit looks for the resource before it repeats the request
         except MlbenchError as error:
             exists = _was_created(resource)
+            if exists and isinstance(error, ExistsError) and self.is_new and not resource.needs:
+                # It was not there a moment ago: two would use the cluster, and one would delete it under the other.
+                error.message += " Somebody else is creating it at this moment."
+                error.hint = "Choose another name."
+                exists = False
             if not exists:
                 self.journal(state, "failed", reason=error.message)
                 state.requested = exists is None

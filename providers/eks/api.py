@@ -23,6 +23,7 @@ from mlbench_cli.kube.tls import explain_connection_failure
 from providers.base import (
     NOT_CONFIGURED,
     Cause,
+    ExistsError,
     NoAnswerError,
     RightsError,
     TransientError,
@@ -74,11 +75,8 @@ CODES: tuple[tuple[str, type[MlbenchError], str | None], ...] = (
     ),
     (r"\w*LimitExceeded\w*|\w*QuotaExceeded\w*|MaxSpotInstanceCountExceeded|MaxIOPS\w*", CapacityError, MORE_QUOTA),
     (r"[\w.]*NotFound\w*|NoSuch\w*|\w+\.Unknown", NotFoundError, None),
-    (
-        r"DependencyViolation|\w+\.InUse|ResourceInUse\w*|IncorrectState\w*|OperationInProgress\w*|\w*AlreadyExists\w*",
-        UsageError,
-        None,
-    ),
+    (r"\w*AlreadyExists\w*", ExistsError, None),
+    (r"DependencyViolation|\w+\.InUse|ResourceInUse\w*|IncorrectState\w*|OperationInProgress\w*", UsageError, None),
     (r"Server\w*|Service(Unavailable|Failure)\w*|Internal\w*|Unavailable", TransientError, None),
     (r"UnsupportedAvailabilityZone\w*|Unsupported\w*", UsageError, "Choose another --zone or --machine-type"),
     (r"Validation\w*|Invalid\w*|\w+\.Malformed|Malformed\w*|MissingParameter\w*", UsageError, None),

@@ -23,6 +23,7 @@ from providers.base import (
     NOT_CONFIGURED,
     BusyError,
     Cause,
+    ExistsError,
     NoAnswerError,
     RightsError,
     TransientError,
@@ -358,7 +359,9 @@ def error_from_exception(error: Any, what: str, project: str) -> MlbenchError:
         return NoAnswerError(message, hint=hint or UNREACHED) if unreached else TransientError(message, hint=hint)
     if isinstance(error, api.InvalidArgument) and re.search(r'\b[Ll]ocation "', str(error)):
         return UsageError(message, hint="gcloud compute zones list, or regions list")
-    if isinstance(error, api.AlreadyExists | api.InvalidArgument | api.FailedPrecondition | api.OutOfRange):
+    if isinstance(error, api.AlreadyExists):
+        return ExistsError(message)
+    if isinstance(error, api.InvalidArgument | api.FailedPrecondition | api.OutOfRange):
         return UsageError(message)
     return MlbenchError(message)
 

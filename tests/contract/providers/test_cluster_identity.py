@@ -135,3 +135,20 @@ def test_a_cluster_of_somebody_else_is_not_taken_over(
     become("ada")
     assert command("create-cluster", provider, "0", "shared", "--yes").code == 0
     assert command("delete-cluster", provider, "shared-0", "--yes").code == 0
+
+
+@pytest.mark.parametrize("provider", ["gke", "eks"])
+def test_of_two_creations_at_once_on_two_machines_one_is_refused(
+    provider: str, command: Callable[..., Any], aws: AwsClient, gke_world: World
+) -> None:
+    """Jobs of one pipeline have the same owner: the first to end would delete the cluster of both."""
+    gke_world.trouble["CreateCluster"] = "ALREADY_EXISTS-after"
+    words = {"code": "AlreadyExistsException", "message": "Stack [mlbench-race-0] already exists"}
+    aws.order("me", "error-after", action="cloudformation:CreateStack mlbench-race-0", times=1, **words)
+    refused = command("create-cluster", provider, "0", "race", "--yes")
+    assert refused.code == 2, refused.err
+    assert "Somebody else is creating it at this moment" in refused.err
+    assert "Next: Choose another name.\n" in refused.err
+    assert [cluster.name for cluster in Store().clusters()] == ["local"]
+    gke_world.trouble.clear()
+    assert command("delete-cluster", provider, "race-0", "--yes").code == 0  # by its tags

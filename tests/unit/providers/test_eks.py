@@ -10,7 +10,7 @@ from botocore import exceptions
 
 from mlbench_cli.errors import CapacityError, CredentialError, MlbenchError, NotFoundError, UsageError
 from mlbench_cli.model.run import Cluster
-from providers.base import NoAnswerError, RightsError, TransientError
+from providers.base import ExistsError, NoAnswerError, RightsError, TransientError
 from providers.eks.api import error_from_code, error_from_message, map_cloud_errors
 from providers.eks.options import GPU_MACHINES, EksOptions, choose_machine, equivalent_types, find_machine
 from providers.eks.provider import EksProvider
@@ -191,7 +191,7 @@ def test_every_resource_stands_behind_what_it_needs() -> None:
         ("RequestExpired", "Request has expired.", CredentialError),
         ("ForbiddenException", "No access", RightsError),  # of IAM Identity Center
         ("ResourcePropagationDelayException", "", TransientError),
-        ("AlreadyExistsException", "", UsageError),
+        ("AlreadyExistsException", "", ExistsError),
         ("NeverSeenBefore", "", MlbenchError),
     ],
 )
