@@ -317,8 +317,11 @@ class Agent:
         if rank.pidfd >= 0:
             self.selector.register(rank.pidfd, selectors.EVENT_READ, lambda: self._on_exit(rank))
 
+    def _log_path(self, rank: Rank) -> str:
+        return f"{self.folder}/logs/rank-{rank.number}.log"
+
     def _open_log(self, rank: Rank) -> int:
-        return os.open(f"{self.folder}/logs/rank-{rank.number}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        return os.open(self._log_path(rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
 
     def _exec_command(self, rank: Rank, log: int, report: int, parent: int) -> None:
         """In the forked child: turn into the rank's command. Never returns."""
@@ -392,6 +395,8 @@ class Agent:
             given = environment.get("PYTHONPATH")
             environment["PYTHONPATH"] = f"{hang.BESIDE}{os.pathsep}{given}" if given else hang.BESIDE
             environment["MLBENCH_STACKS_SIGNAL"] = str(int(hang.STACKS_SIGNAL))
+            if int(own["WORLD_SIZE"]) > 1:
+                environment["MLBENCH_RANK_LOG"] = os.path.abspath(self._log_path(rank))
         count, devices = self.plan["gpus_per_worker"], machine.visible_gpus(os.environ)
         if count and devices:
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(

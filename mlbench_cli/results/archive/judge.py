@@ -357,7 +357,7 @@ def _decide(
     is_shown = _is_reported(evidence, goal, "last") if claimed is Outcome.BUDGET_SPENT else is_proven
     outcome, unproven = _confirm(claimed, result, goal, is_shown)
     other_code = _find_other_code(evidence, reported)
-    locked = _find_low_memlock(evidence.spec, reported)
+    locked = [*_find_low_memlock(evidence.spec, reported), *_find_separate(evidence.spec, reported)]
     heard = [find_ignored(reported), find_unreported_goal(evidence, reported)]
     silent += [finding for finding in heard if finding is not None]
     doubts = [finding for finding in (step, find_too_long(reported)) if finding is not None]
@@ -438,6 +438,23 @@ def _find_low_memlock(spec: RunSpec, reported: ReportedFacts) -> list[Finding]:
             "cards need at least 1 GiB; otherwise NCCL fails to register memory or falls back to TCP.",
             hint="Run as root (the default with such cards), or raise LimitMEMLOCK of containerd on the nodes.",
             evidence={"memlock_bytes": {str(rank): limit for rank, limit in sorted(low.items())[:16]}},
+        )
+    ]
+
+
+def _find_separate(spec: RunSpec, reported: ReportedFacts) -> list[Finding]:
+    """A finding if every rank of a command has loaded torch, and none has ever joined a process group, as
+    agent/beside/sitecustomize.py reports."""
+    ranks = [reported.environments.get(rank, {}) for rank in range(spec.world_size)]
+    if spec.world_size < 2 or not all(facts.get("alone") is True and "process_group" not in facts for facts in ranks):
+        return []
+    return [
+        Finding(
+            "trained_separately",
+            f"No rank joined a process group of torch, so each of the {spec.world_size} ranks trains separately, "
+            "unless the program exchanges gradients by other means.",
+            hint='Call torch.distributed.init_process_group(); with Lightning, Trainer(strategy="ddp", devices=1, '
+            "num_nodes=WORKERS); see docs/tutorial/own-training.md",
         )
     ]
 

@@ -637,6 +637,28 @@ def test_a_program_that_counts_its_ranks_itself_is_told_where_to_say_how_many(pr
     assert "num_nodes" in done.stderr
 
 
+def test_ranks_that_join_no_process_group_are_told_to_train_separately(project: Path) -> None:
+    """Also behind a shell, a child or a loader that forks; not those that have left their group, or run no torch."""
+    (project / "alone.py").write_text(
+        "import torch\nprint(*torch.utils.data.DataLoader([1, 2], num_workers=1), end='')\n"
+    )
+    (project / "joined.py").write_text(
+        "import os\nimport torch.distributed as dist\nrank = int(os.environ['RANK'])\n"
+        "store = dist.TCPStore(os.environ['MASTER_ADDR'], int(os.environ['MASTER_PORT']), 2, rank == 0)\n"
+        "dist.init_process_group('gloo', store=store, rank=rank, world_size=2)\n"
+        "dist.barrier()\ndist.destroy_process_group()\n"
+    )
+    (project / "parent.py").write_text("import torch, subprocess, sys\nsubprocess.run([sys.executable, 'joined.py'])\n")
+    commands = {"alone": "sh -c 'PYTHON alone.py'", "parent": "PYTHON parent.py", "none": "PYTHON -c 'print(1)'"}
+    for name, command in commands.items():
+        own = command.replace("PYTHON", sys.executable)
+        done = mlbench("run", name, "2", "--share-machine", "--yes", "--command", own)
+        assert done.returncode == 0, done.stderr
+        told = "No rank joined a process group of torch, so each of the 2 ranks trains separately"
+        assert (told in done.stdout + done.stderr) == (name == "alone")
+        assert ("trained_separately" in findings_of(f"{name}-2")) == (name == "alone")
+
+
 @pytest.mark.slow
 def test_ranks_that_wait_for_each_other_are_told_from_slow_ones(project: Path) -> None:
     """The deadline says that they hung, who left them, and where to look, not to wait longer."""
