@@ -321,7 +321,7 @@ def seal_earlier(
         (["local", "--expect", "two.yaml"], "figures for 2 nodes, and 4 are to be measured"),
         (["local", "--expect", "absent.yaml"], "There is no file absent.yaml."),
         (["local", "--like", "absent.zip"], "There is no archive absent.zip."),
-        (["local", "--to", "low.yaml/folder"], "low.yaml: it is no folder."),
+        (["local", "--to", "low.yaml/folder"], "low.yaml is no folder."),
         (["local", "--sign", "absent"], "There is no key absent."),
         (["local", "--recheck", "n1"], "--recheck needs the certificate in which the node was a suspect."),
     ],

@@ -160,7 +160,7 @@ def test_a_saved_file_asks_for_the_same(capsys: Captured) -> None:
     assert run([*argv, "--dry-run"]) == 0
     assert run(["run", "y", "2", "--command", "true", "--save", "x.yaml", "--dry-run"]) == 2
     assert "x.yaml already exists" in capsys.readouterr().err
-    assert run(["run", "y", "2", "--command", "true", "--save", "nowhere/x.yaml"]) == 2
+    assert run(["run", "y", "2", "--command", "true", "--save", "x.yaml/x.yaml"]) == 2
     assert Store().runs() == []
 
 
