@@ -2,9 +2,8 @@
 machines, and whether a cluster can be created (`mlbench doctor aks`).
 """
 
-import fnmatch
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from msgspec.structs import replace
 
@@ -18,6 +17,7 @@ from providers.aks.quota import (
     ALL_CPUS,
     SERVICES,
     SPOT_CPUS,
+    list_denied,
     list_offers,
     list_quotas,
     list_versions,
@@ -163,12 +163,8 @@ def check_account(project: str | None, location: str | None) -> Iterator[Check]:
 def _check_rights(checklist: Checklist, azure: Azure) -> Iterator[Check]:
     """Compare the actions of all commands with those granted by the caller's roles in the subscription."""
     wanted = load_policy("aks")["Actions"]
-    path = f"{azure.root}/providers/Microsoft.Authorization/permissions"
-    granted = yield from checklist.ask(
-        Topic.RIGHTS, lambda: azure.list_all(path, "list your permissions"), optional=True
-    )
-    if granted is not None:
-        denied = list_denied(wanted, granted)
+    denied = yield from checklist.ask(Topic.RIGHTS, lambda: list_denied(azure, wanted), optional=True)
+    if denied is not None:
         yield checklist.rights(denied, f"your roles grant all {len(wanted)} actions", "your roles lack")
 
 
@@ -198,15 +194,3 @@ def _check_compute(checklist: Checklist, azure: Azure) -> Iterator[Check]:
     yield from machines.check_quotas(
         checklist, [quotas[name] for name in names if name in quotas], f"Request more at {QUOTAS}"
     )
-
-
-def list_denied(wanted: Sequence[str], granted: Sequence[Message]) -> list[str]:
-    """The actions that are not allowed by any of the granted permissions (with `actions` and `notActions`)."""
-    return [name for name in wanted if not any(_allows(permission, name) for permission in granted)]
-
-
-def _allows(permission: Message, action: str) -> bool:
-    def is_among(patterns: Sequence[str]) -> bool:
-        return any(fnmatch.fnmatchcase(action.lower(), pattern.lower()) for pattern in patterns)
-
-    return is_among(permission.get("actions") or ()) and not is_among(permission.get("notActions") or ())

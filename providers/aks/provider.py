@@ -37,6 +37,7 @@ from providers.aks.quota import (
     check_machines,
     find_offer,
     list_versions,
+    require_role_assignments,
     require_services,
 )
 from providers.aks.resources import (
@@ -167,6 +168,8 @@ class AksProvider(Provider):
             REGISTRIES: ClusterDetails.of(cluster).registry_made,
         }
         require_services(azure, [service for service in SERVICES if needed.get(service, True)])
+        if needed[REGISTRIES]:
+            require_role_assignments(azure)
         _check_identity(options, azure)
         if options.subnet:
             read_network(azure, options.subnet)

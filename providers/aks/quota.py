@@ -1,5 +1,6 @@
 """What Azure offers and allows: the VM sizes of a region with their restrictions, quotas and prices. Read-only."""
 
+import fnmatch
 import json
 import os
 from collections import Counter
@@ -7,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from urllib.parse import quote
 
-from mlbench_cli.errors import CapacityError, MlbenchError, UsageError
+from mlbench_cli.errors import CapacityError, CredentialError, MlbenchError, UsageError
 from providers.aks import api
 from providers.aks.api import QUOTAS, Azure, Message
 from providers.aks.options import Machine
@@ -74,6 +75,36 @@ def require_services(azure: Azure, services: Sequence[str]) -> None:
                 f"{state}.",
                 hint=api.register_command(service, azure.subscription),
             )
+
+
+ASSIGN_ROLES = "Microsoft.Authorization/roleAssignments/write"
+
+
+def require_role_assignments(azure: Azure) -> None:
+    """Raise CredentialError if the caller may not give the machines a role, which comes after the cluster."""
+    try:
+        denied = list_denied(azure, [ASSIGN_ROLES])
+    except RightsError:
+        return
+    if denied:
+        raise CredentialError(
+            "You may not assign roles in the subscription, so the cluster's machines could not pull images.",
+            hint="Ask for a role that can assign roles, or use your own registry: --registry PREFIX",
+        )
+
+
+def list_denied(azure: Azure, wanted: Sequence[str]) -> list[str]:
+    """The actions that none of the caller's roles in the subscription allows (`actions` without `notActions`)."""
+    path = f"{azure.root}/providers/Microsoft.Authorization/permissions"
+    granted = azure.list_all(path, "list your permissions")
+    return [name for name in wanted if not any(_allows(permission, name) for permission in granted)]
+
+
+def _allows(permission: Message, action: str) -> bool:
+    def is_among(patterns: Sequence[str]) -> bool:
+        return any(fnmatch.fnmatchcase(action.lower(), pattern.lower()) for pattern in patterns)
+
+    return is_among(permission.get("actions") or ()) and not is_among(permission.get("notActions") or ())
 
 
 def check_machines(azure: Azure, demands: Sequence[Demand], zones: Sequence[str]) -> list[str]:

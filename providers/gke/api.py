@@ -377,14 +377,15 @@ def raise_quota(project: str, quota: str, value: float | None, region: str | Non
     """The hint for an exceeded quota: the command that requests `value`, and the console page."""
     page = f"{QUOTAS}{project}"
     everywhere = quota.endswith("_ALL_REGIONS")
+    less = "--private-nodes, or fewer machines" if quota == "IN_USE_ADDRESSES" else "fewer or other machines"
     if value is None or not re.fullmatch(r"[A-Z0-9_]+", quota) or not (everywhere or region):
-        return f"Ask for more of {quota} at {page}, or use fewer or other machines."
+        return f"Ask for more of {quota} at {page}, or use {less}."
     where = "-per-project" if everywhere else "-per-project-region"
     return (
         "gcloud beta quotas preferences create --service compute.googleapis.com --project "
         f"{project} --quota-id {quota.replace('_', '-')}{where} --preferred-value {value:.0f}"
         f"{'' if everywhere else f' --dimensions region={region}'}   asks for more, as does {page}; "
-        "or use fewer or other machines"
+        f"or use {less}"
     )
 
 

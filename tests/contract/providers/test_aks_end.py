@@ -251,7 +251,6 @@ def test_who_may_not_assign_roles_is_told_that_machines_could_not_pull(mlbench: 
     world.denied = {"Microsoft.Authorization/roleAssignments/write"}
     done = mlbench(*CREATE, "--registry", "auto", "--ttl", "none")
     assert (done.code, "--registry PREFIX" in done.err) == (3, True)
-    assert mlbench(*DELETE).code == 0
     assert world.groups == {}
 
 

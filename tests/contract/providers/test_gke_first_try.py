@@ -102,7 +102,8 @@ def test_spot_without_a_granted_preemptible_quota_uses_the_standard_one(command:
 
 def test_private_nodes_need_no_addresses(command: Command, gke_world: World) -> None:
     gke_world.quotas = {**ENOUGH, "IN_USE_ADDRESSES": 0}
-    assert create(command, "--dry-run").code == 5
+    refused = create(command, "--dry-run")
+    assert (refused.code, "or use --private-nodes" in refused.err) == (5, True)
     result = create(command, "--private-nodes")
     assert result.code == 0, result.err
     assert "Cloud NAT" in result.err
