@@ -551,10 +551,13 @@ class Deletion(Operation):
                 left.append(leftover_entry(resource, f"unknown: {error.message}"))
                 continue
             if found is not None and found.ours and not found.kept:
-                key = (resource.kind, resource.name)
-                left.append(
-                    leftover_entry(resource, reasons.get(key, "not tried, because a resource that needs it remains"))
+                key, parent = (resource.kind, resource.name), resource.goes_with
+                why = (
+                    f"it goes with the {parent.kind}"
+                    if parent
+                    else "not tried, because a resource that needs it remains"
                 )
+                left.append(leftover_entry(resource, reasons.get(key, why)))
         if left:
             raise incomplete_deletion_error(self.cluster, left)
         if self.foreign and not self.recorded:
@@ -645,9 +648,12 @@ def explain_error(error: BaseException, cluster: Cluster, existing: Sequence[Map
 
 def incomplete_deletion_error(cluster: Cluster, left: Sequence[Mapping[str, str]]) -> CleanupError:
     """The error for a deletion after which resources are left: kind, name, reason and command of each."""
-    lines = "\n".join(f"  {item['kind']} {item['name']}: {item['reason']}\n    {item['command']}" for item in left)
+    lines = "".join(
+        f"\n  {item['kind']} {item['name']}: {item['reason']}" + (f"\n    {item['command']}" if item["command"] else "")
+        for item in left
+    )
     return CleanupError(
-        f'These resources of the cluster "{cluster.name}" remain:\n{lines.rstrip()}',
+        f'These resources of the cluster "{cluster.name}" remain:{lines}',
         hint=f"{delete_command(cluster)}   continues; or delete each with the command below it",
         details={"leftovers": list(left)},
     )

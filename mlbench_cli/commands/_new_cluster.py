@@ -171,6 +171,12 @@ def end_cluster(store: Store, cluster: Cluster, use: Use, error: MlbenchError | 
     except CleanupError as left:
         left.message = f"{because}{left.message}"
         raise
+    except MlbenchError as left:  # such as credentials that have expired during the runs
+        raise CleanupError(
+            f"{because}The cluster {cluster.name} stays and costs money, because it cannot be deleted: {left.message}",
+            hint="\n".join(filter(None, (left.hint, f"{delete_command(cluster)}   then deletes it"))),
+            details={**left.details, "cluster": cluster.name},
+        ) from left
 
 
 def end_earlier(store: Store, cluster: Cluster, use: Use) -> None:
@@ -190,7 +196,7 @@ def _create(store: Store, planned: PlannedCluster, use: Use) -> Cluster:
     except MlbenchError as error:
         left = store.find_cluster(planned.cluster.identity)
         if left is not None and not use.keep:
-            console.warn(f"The cluster {left.name} was not created: {error.message.partition(chr(10))[0]}")
+            console.warn(f"The creation of the cluster {left.name} failed: {error.message.partition(chr(10))[0]}")
             end_cluster(store, left, use, error)
             error.message = error.message.partition("\nOf the cluster")[0]
             error.hint = (error.hint or "").rpartition(f"{delete_command(left)} ")[0].rstrip() or None

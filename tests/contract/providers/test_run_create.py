@@ -349,3 +349,25 @@ def test_a_cluster_whose_runs_cannot_start_is_deleted(
     assert any(line.startswith("CreateCluster") for line in gke_world.log)
     assert gke_world.clusters == {}
     assert "The cluster big-2 is deleted" in done.err
+
+
+@pytest.mark.timeout(300)
+def test_a_cluster_that_cannot_be_deleted_at_the_end_is_named_with_its_command(
+    command: Any, gke_world: GkeWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Credentials, such as those of a company's sign-in, expire during long runs."""
+    monkeypatch.setenv("MLBENCH_UNREACHABLE_TIMEOUT", "1s")
+    words = (*CLOUD, "--create", "gke", "--machine-type", "n1-standard-4", "--yes")
+    gke_world.trouble["DeleteCluster"] = "UNAUTHENTICATED-before"
+    done = command(*words)
+    assert done.code == 8, done.err
+    assert "node pool big-2/workers: it goes with the GKE cluster" in done.err
+    gke_world.trouble["GetCluster"] = "UNAUTHENTICATED-before"
+    done = command(*words)
+    assert done.code == 8, done.err
+    assert "The cluster big-2 stays and costs money" in done.err
+    assert "gcloud auth application-default login" in done.err.rpartition("Next:")[2]
+    assert "mlbench delete-cluster gke big-2" in done.err.rpartition("Next:")[2]
+    gke_world.trouble.clear()
+    assert command("delete-cluster", "gke", "big-2", "--yes", "--force").code == 0  # no run has begun
+    assert gke_world.clusters == {}
