@@ -29,8 +29,11 @@ def find_families(store: Store, rows: Iterable[RunRow]) -> list[Family]:
     known = {row.run.id: row for row in rows}
     keys: dict[str, _Key] = {}
     for experiment in store.experiments_of(list(known)):
+        shown = {_without_seed(member.point) for member in experiment.members if member.run_id in known}
         for member in experiment.members:
-            row = known.get(member.run_id) or store.find_run(member.run_id)
+            row = known.get(member.run_id)
+            if row is None and _without_seed(member.point) in shown:  # the rest of thousands repeats none of them
+                row = store.find_run(member.run_id)
             if row is not None:
                 keys[row.run.id] = key = _key_of_member(experiment, row.run, member.point)
                 found.setdefault(key, {})[row.run.id] = row
@@ -42,8 +45,11 @@ def find_families(store: Store, rows: Iterable[RunRow]) -> list[Family]:
 
 
 def _key_of_member(experiment: Experiment, run: Run, point: Mapping[str, str]) -> _Key:
-    texts = {name: text for name, text in point.items() if name != _SEED}
-    return experiment.id, canonical_json([run.spec.workers, texts]).decode()
+    return experiment.id, canonical_json([run.spec.workers, sorted(_without_seed(point))]).decode()
+
+
+def _without_seed(point: Mapping[str, str]) -> frozenset[tuple[str, str]]:
+    return frozenset(item for item in point.items() if item[0] != _SEED)
 
 
 def _key_alone(run: Run) -> _Key:

@@ -1,16 +1,20 @@
 """Repeats of a run (`mlbench run --repeat`), combined to a mean and an interval."""
 
+import os
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from mlbench_cli.errors import DamagedArchive
 from mlbench_cli.model.run import JsonObject, Run, RunRow
 from mlbench_cli.results.analysis.numbers import unit_of
-from mlbench_cli.results.analysis.series import Point, collect
+from mlbench_cli.results.analysis.series import Measurement, Point, group_runs, measure
 from mlbench_cli.results.archive.files import Archive, read_documents
 from mlbench_cli.runs.families import find_families
-from mlbench_cli.storage.run_folder import ENVIRONMENT, RESULT, RUN, is_sealed
+from mlbench_cli.storage.run_folder import ENVIRONMENT, METRICS, RESULT, RUN, SUMS, is_sealed
 from mlbench_cli.storage.store import Store
+
+_DOCUMENTS = (RUN, RESULT, ENVIRONMENT)
+MAX_MEASURED = 10_000  # runs
 
 
 class Repeats(NamedTuple):
@@ -60,8 +64,8 @@ def repeats_in(store: Store, rows: Iterable[RunRow]) -> list[Repeats]:
 
 
 def _measure(name: str, runs: Sequence[Run]) -> Iterable[Repeats]:
-    groups = collect(Archive.open(run.folder) for run in runs if _is_intact(run)).groups
-    unfinished = sum(not _is_intact(run) for run in runs)
+    measured = [found for run in runs if (found := _measure_run(run)) is not None]
+    groups, unfinished = group_runs(measured).groups, len(runs) - len(measured)
     # One group, unless something that the experiment does not fix has changed between its runs, such as the code.
     for group in groups:
         title = name if len(groups) == 1 else f"{name} ({group.label})"
@@ -69,9 +73,19 @@ def _measure(name: str, runs: Sequence[Run]) -> Iterable[Repeats]:
             yield Repeats(title, len(point.good) + len(point.bad) + unfinished, group.metric, point)
 
 
-def _is_intact(run: Run) -> bool:
-    """Whether the documents that the figures are read from are as they were sealed."""
+_measured: dict[str, tuple[list[int], Measurement]] = {}  # id -> when its files were changed, its numbers
+
+
+def _measure_run(run: Run) -> Measurement | None:
+    """The numbers of a run, which a dashboard asks for again and again; None unless it is sealed, and the documents
+    that they are read from are as they were sealed."""
     try:
-        return is_sealed(run) and bool(read_documents(run.folder, (RUN, RESULT, ENVIRONMENT)))
-    except DamagedArchive:
-        return False
+        state = [os.stat(run.folder / name).st_mtime_ns for name in (SUMS, *_DOCUMENTS, METRICS)]
+        if run.id not in _measured or _measured[run.id][0] != state:
+            read_documents(run.folder, _DOCUMENTS)
+            if len(_measured) >= MAX_MEASURED:
+                _measured.clear()
+            _measured[run.id] = state, measure(Archive.open(run.folder))
+        return _measured[run.id][1]
+    except (OSError, DamagedArchive):
+        return None

@@ -174,12 +174,15 @@ class Store:
 
     def experiments_of(self, run_ids: Sequence[str]) -> list[Experiment]:
         """The distinct experiments of these runs, oldest first."""
-        found: dict[str, Experiment] = {}
+        ids: dict[str, None] = {}
         for start in range(0, len(run_ids), MAX_NAMED):
             some = run_ids[start : start + MAX_NAMED]
-            clause = f"WHERE id IN (SELECT experiment FROM members WHERE run IN ({','.join('?' * len(some))}))"
-            found |= {each.id: each for each in self._experiments(f"{clause} ORDER BY created, rowid", *some)}
-        return sorted(found.values(), key=lambda each: each.created)
+            marks = ",".join("?" * len(some))
+            ids |= {
+                row[0]: None for row in self._query(f"SELECT experiment FROM members WHERE run IN ({marks})", *some)
+            }
+        found = (each for name in ids for each in self._experiments("WHERE id = ?", name))
+        return sorted(found, key=lambda each: each.created)
 
     def experiments(self) -> list[Experiment]:
         """All experiments, oldest first."""

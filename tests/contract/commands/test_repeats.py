@@ -120,6 +120,16 @@ def test_repeats_that_failed_do_not_count_and_one_alone_has_no_interval(capsys: 
     ]
 
 
+def test_a_repeat_that_is_damaged_later_does_not_count_any_more(capsys: Captured) -> None:
+    """Nor in a process that has read it before, as a dashboard has."""
+    assert run(["run", "x", "1", "--command", "python program.py", "--repeat", "3", "--share-machine"]) == 0
+    runs = answer(capsys, "status", "x")["repeats"][0]
+    assert runs["counted"] == ["x-1-r1", "x-1-r2", "x-1-r3"]
+    result = Store().run("x-1-r2").run.folder / "result.json"
+    result.write_bytes(result.read_bytes().replace(b"goal_reached", b"goal_missed"))
+    assert answer(capsys, "status", "x")["repeats"][0]["counted"] == ["x-1-r1", "x-1-r3"]
+
+
 def test_a_run_without_repeats_has_no_table_of_them(capsys: Captured) -> None:
     document = answer(capsys, "run", "x", "1", "--command", "python program.py", "--repeat", "1")
     assert "repeats" not in document
