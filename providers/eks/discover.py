@@ -83,7 +83,10 @@ def _search_region(aws: Aws) -> list[Cluster]:
     for stack in stacks.values():
         _note(tags_by_cluster, tags_of(stack.get("Tags")))
     for name in aws.pages("eks", "list_clusters", "clusters"):
-        described = find_raw_cluster(aws, name)
+        try:
+            described = find_raw_cluster(aws, name)
+        except RightsError:
+            continue  # somebody else's
         if described and CLUSTER_TAG in (described.get("tags") or {}):
             whole[name] = described
             _note(tags_by_cluster, described["tags"])

@@ -152,3 +152,16 @@ def test_of_two_creations_at_once_on_two_machines_one_is_refused(
     assert [cluster.name for cluster in Store().clusters()] == ["local"]
     gke_world.trouble.clear()
     assert command("delete-cluster", provider, "race-0", "--yes").code == 0  # by its tags
+
+
+def test_a_cluster_that_the_caller_may_not_describe_hides_no_other(
+    aws: AwsClient, command: Callable[..., Any], tmp_path: Path
+) -> None:
+    make("theirs-0", tmp_path / "theirs", CPU, nodes=0)
+    make("ours-0", tmp_path / "ours", CPU, nodes=0)
+    aws.order("me", "deny", action="eks:DescribeCluster theirs-0", times=99)
+    listed = command("list-clusters", "--cloud", "-o", "json").json["clusters"]
+    assert [item["state"] for item in listed if item["name"] == "ours-0"] == ["ready"]
+    aws.calm("me")
+    for name in ("ours-0", "theirs-0"):
+        assert command("delete-cluster", "eks", name, "--yes").code == 0
