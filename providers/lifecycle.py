@@ -452,6 +452,7 @@ class Deletion(Operation):
         self.states = [ResourceState(resource) for resource in reversed(self.resources) if resource.goes_with is None]
         self.foreign: list[Resource] = []
         self.recorded = False
+        self.advice: str | None = None  # against what prevents a deletion
         self.visit_all(self._possible, self._visit)
         self._verify()
 
@@ -494,6 +495,7 @@ class Deletion(Operation):
         except MlbenchError as error:
             if isinstance(error, CredentialError) and not self.recorded:
                 raise  # nothing has been deleted, and nothing can be
+            self.advice = error.hint or self.advice
             self._fail(state, error.message)
         else:
             self._fail_if_late(state, found.busy or found.state)
@@ -559,7 +561,7 @@ class Deletion(Operation):
                 )
                 left.append(leftover_entry(resource, reasons.get(key, why)))
         if left:
-            raise incomplete_deletion_error(self.cluster, left)
+            raise incomplete_deletion_error(self.cluster, left, self.advice)
         if self.foreign and not self.recorded:
             raise foreign_resource_error(self.foreign[0])
 
@@ -646,15 +648,18 @@ def explain_error(error: BaseException, cluster: Cluster, existing: Sequence[Map
     return explained
 
 
-def incomplete_deletion_error(cluster: Cluster, left: Sequence[Mapping[str, str]]) -> CleanupError:
-    """The error for a deletion after which resources are left: kind, name, reason and command of each."""
+def incomplete_deletion_error(
+    cluster: Cluster, left: Sequence[Mapping[str, str]], advice: str | None = None
+) -> CleanupError:
+    """The error for a deletion after which resources are left: kind, name, reason and command of each. `advice` comes
+    before the command that continues."""
     lines = "".join(
         f"\n  {item['kind']} {item['name']}: {item['reason']}" + (f"\n    {item['command']}" if item["command"] else "")
         for item in left
     )
     return CleanupError(
         f'These resources of the cluster "{cluster.name}" remain:{lines}',
-        hint=f"{delete_command(cluster)}   continues; or delete each with the command below it",
+        hint="\n".join(filter(None, (advice, f"{delete_command(cluster)}   continues; or use the commands above"))),
         details={"leftovers": list(left)},
     )
 

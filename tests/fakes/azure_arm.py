@@ -56,6 +56,7 @@ class World(CloudDouble, PoolRules):
     unregistered: set[str] = field(default_factory=set)  # services that the subscription has not registered
     vnets: dict[str, list[str]] = field(default_factory=dict)  # others' networks: ranges by path in lower case
     late: int = 0  # requests for which a group that was just made is not there
+    locked: bool = False  # a lock of the subscription forbids deletions (CAPZ 3354)
     blocked: int = 0  # deletions of groups that fail in the end
     required_tag: str | None = None  # that Azure Policy wants on groups
     denied: set[str] = field(default_factory=set)  # actions that the caller may not do

@@ -233,6 +233,9 @@ class _Arm(BaseHTTPRequestHandler):
         name = parts[4]
         if self.command == "PUT":
             return (*world.put_group(name, body), None)
+        if self.command == "DELETE" and world.locked:
+            words = f"The scope '{name}' cannot perform delete operation because following scope(s) are locked: 'x'."
+            raise ApiError(409, "ScopeLocked", words)
         if self.command == "DELETE":
             return 202, {}, world.delete_group(name)
         group = world.find_group(name, look=self.command == "GET")

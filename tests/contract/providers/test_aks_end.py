@@ -192,6 +192,22 @@ def test_a_network_that_is_not_there_is_named_before_anything_is_made(mlbench: A
     assert list(world.groups) == ["net"]
 
 
+# --- deletion -------------------------------------------------------------------------------------------------------
+
+
+def test_a_lock_that_keeps_the_cluster_is_told_with_the_commands(mlbench: Any, world: World) -> None:
+    assert mlbench(*CREATE, "--ttl", "none").code == 0
+    world.locked = True
+    done = mlbench(*DELETE)
+    assert (done.code, "cannot perform delete operation" in done.err) == (8, True), done.err
+    advice = done.err.rpartition("Next:")[2]
+    assert "az lock list" in advice
+    assert "mlbench delete-cluster aks rel-2" in advice
+    world.locked = False
+    assert mlbench(*DELETE).code == 0
+    assert world.groups == {}
+
+
 # --- images ---------------------------------------------------------------------------------------------------------
 
 
