@@ -40,6 +40,15 @@ def answer(capsys: Captured, *argv: str, code: int = 0) -> Any:
     return json.loads(capsys.readouterr().out)
 
 
+def test_seeds_of_a_matrix_are_repeats(capsys: Captured) -> None:
+    argv = ["run", "x", "1", "--command", "python program.py", "--matrix", "seed=39,40,41"]
+    [found] = answer(capsys, *argv)["repeats"]
+    assert found["counted"] == ["x-seed39-1", "x-seed40-1", "x-seed41-1"]
+    assert (found["metric"]["count"], found["metric"]["mean"]) == (3, pytest.approx(40, rel=1e-3))
+    [found] = answer(capsys, "status")["repeats"]
+    assert found["metric"]["count"] == 3
+
+
 @pytest.mark.slow
 def test_repeats_from_run_to_charts(capsys: Captured) -> None:
     argv = [

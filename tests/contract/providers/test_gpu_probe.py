@@ -51,6 +51,7 @@ def test_a_cluster_on_gke_ends_with_a_probe_of_its_driver(command: Any, gke_worl
     result = command(*CREATE)
     assert result.code == 0, result.err
     assert "GPUs of a worker: 1 × NVIDIA L4, driver 580.159.03" in result.err
+    assert "The driver of the workers is" not in result.err  # 580 is the first that will do
     assert ClusterDetails.of(Store().cluster("rel-2")).gpu_probe["driver"] == "580.159.03"
     pod = gke_world.pods_of("").found[NAME]
     assert pod["spec"]["containers"][0]["image"].startswith("mirror.gcr.io/library/python:")

@@ -170,6 +170,17 @@ def test_a_broken_archive_is_a_clear_answer(acting: Dashboard, program: str) -> 
     assert b"result.json" in acting.ask("/report?run=mine-1").body
 
 
+def test_an_archive_that_changes_while_it_is_shown_is_checked_again(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    folder = runs.record_sealed(store, "mine-1", 1, 60.0).folder
+    store.close()
+    log = folder / "logs/rank-0.log"
+    with serve(tmp_path) as dashboard:
+        assert dashboard.ask("/runs/mine-1").status == 200
+        log.write_text(log.read_text().replace("loading the data", "leading the data"))  # of the same size
+        assert b"logs/rank-0.log" in dashboard.ask("/runs/mine-1").body
+
+
 def test_more_than_two_selected_runs_are_compared_in_a_report(dashboard: Dashboard) -> None:
     runs = ("alpha-1", "alpha-2", "beta-1")
     answer = dashboard.ask(f"/compare?{'&'.join(f'run={name}' for name in (*runs, *runs))}")

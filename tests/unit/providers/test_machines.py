@@ -50,6 +50,15 @@ def test_machines_of_mlbench_3_have_a_price_where_people_start(cloud: str, item:
     assert load_prices(cloud).price(item, region, spot=spot) is not None
 
 
+def test_a_price_of_the_region_goes_before_one_for_any_region() -> None:
+    user_price_file().parent.mkdir(parents=True, exist_ok=True)
+    rows = ["cloud,item,region,on_demand,spot", "eks,mine,any,2,1", "eks,mine,eu-west-1,3,", "eks,mine,us-east-1,1,"]
+    user_price_file().write_text("\n".join(rows))
+    prices = load_prices("eks")
+    assert [prices.price("mine", region) for region in ("eu-west-1", "us-east-1", "sa-east-1")] == [3, 1, 2]
+    assert prices.price("mine", "eu-west-1", spot=True) == 1
+
+
 def test_what_is_not_listed_is_unknown() -> None:
     prices = load_prices("eks")
     assert prices.price("g5.xlarge", "us-east-1") == 1.006

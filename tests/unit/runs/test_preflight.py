@@ -33,6 +33,8 @@ def test_more_ranks_than_a_task_can_use_are_found_unless_speed_is_measured() -> 
     [(rule, names)] = find_too_many_workers(resolve(asked, REMOTE)).items()
     assert (rule.sensible, names) == (32, ["x-64"])
     assert not find_too_many_workers(resolve(replace(asked, preset="throughput"), REMOTE))
+    dense = replace(asked, workers=(16, 17), processes_per_worker=2)
+    assert [*find_too_many_workers(resolve(dense, REMOTE)).values()] == [["x-17"]]
     assert not find_too_many_workers(resolve(Request(name="y", workers=(64,), command="true", image="a:1"), REMOTE))
 
 

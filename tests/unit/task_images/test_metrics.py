@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from task_images.contract import Contract
-from task_images.metrics import F1, Dice, Mean, Metric, Perplexity, TopK, collect
+from task_images.metrics import F1, Dice, Mean, Metric, Perplexity, TopK, TrainingLoss, collect
 from task_images.world import World
 
 
@@ -74,6 +74,17 @@ def test_collect_takes_all_sums_in_one_go_and_begins_anew(world: World) -> None:
     top.update(torch.tensor([[0.0, 1.0]]), torch.tensor([1]))
     assert collect(world, [loss, top]) == {"loss": 2.0, "Prec@1": 100.0}
     assert math.isnan(collect(world, [loss])["loss"])
+
+
+def test_losses_before_a_checkpoint_count_in_both_means_after_it(world: World) -> None:
+    before, after = TrainingLoss(), TrainingLoss()
+    before.add(4.0, 10, 1)
+    assert before.collect_recent(world, 1) == 4.0  # reported already, but part of the whole epoch
+    before.add(2.0, 10, 2)
+    after.load_state_dict(before.state_dict())
+    after.add(6.0, 20, 3)
+    assert after.collect_recent(world, 1) == pytest.approx((2.0 * 10 + 6.0 * 20) / 30)
+    assert after.collect_whole(world) == pytest.approx((4.0 * 10 + 2.0 * 10 + 6.0 * 20) / 40)
 
 
 def test_small_losses_are_not_lost_in_a_large_sum(world: World) -> None:

@@ -75,6 +75,14 @@ def test_a_script_finds_its_modules_and_settings(
     assert "\ncode" in capfd.readouterr().out  # among the differences
 
 
+def test_a_program_stays_executable(server: KubeApi, tmp_path: Path) -> None:
+    program = tmp_path / "project/go.sh"
+    program.write_text("#!/bin/sh\necho it runs\n")
+    program.chmod(0o755)
+    assert start("own", "./go.sh") == 0
+    assert "it runs" in (archive_of(tmp_path / "home", "own-2") / "logs/rank-1.log").read_text()
+
+
 def test_an_anonymous_run_gets_its_files_and_keeps_none(server: KubeApi, tmp_path: Path) -> None:
     assert start("own", "python train.py --config settings.yaml", "--anonymous") == 0
     assert not (archive_of(tmp_path / "home", "own-2") / "code").exists()

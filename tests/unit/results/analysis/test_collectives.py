@@ -90,16 +90,17 @@ def test_foreign_rows_are_refused_by_name(tmp_path: Path, document: Any) -> None
 def test_labels_say_what_differs_and_repeats_are_one_curve(tmp_path: Path) -> None:
     curves = curves_of(
         measured_run(tmp_path / "a", workers=2),
-        measured_run(tmp_path / "b", workers=2, alpha=300.0, seed=1, name="other-2"),
+        measured_run(tmp_path / "b", workers=2, alpha=130.0, seed=1, name="other-2"),
+        measured_run(tmp_path / "b2", workers=2, alpha=400.0, seed=2, name="third-2"),
         measured_run(tmp_path / "c", workers=2, backend="mpi", cluster="far"),
         measured_run(tmp_path / "d", workers=4),
     )
     found = {curve.label: curve for curve in label_curves(curves)}
-    assert set(found) == {"gloo, 2 ranks, local (2 runs)", "mpi, 2 ranks, far", "gloo, 4 ranks, local"}
-    both = found["gloo, 2 ranks, local (2 runs)"]
-    assert both.points[0][1] == pytest.approx(200.004)
-    assert both.fit == {"alpha_us": 200.0, "algbw": 1.0, "off_mean": 0.07}
-    assert both.run == "run-2 other-2"
+    assert set(found) == {"gloo, 2 ranks, local (3 runs)", "mpi, 2 ranks, far", "gloo, 4 ranks, local"}
+    repeats = found["gloo, 2 ranks, local (3 runs)"]
+    assert repeats.points[0] == pytest.approx((4, 130.004, 4 / 130_004))  # medians
+    assert repeats.fit == {"alpha_us": pytest.approx(210.0), "algbw": 1.0, "off_mean": pytest.approx(0.07)}
+    assert repeats.run == "run-2 other-2 third-2"
 
 
 def test_curves_that_differ_in_anything_but_repeats_are_drawn_apart(tmp_path: Path) -> None:

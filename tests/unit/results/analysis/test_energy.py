@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from mlbench_cli.results.analysis.compare import compare
 from mlbench_cli.results.analysis.energy import Energy, figures_of, find_energy
@@ -14,14 +15,15 @@ from mlbench_cli.results.report.facts import collect
 from tests.unit.results.runs import START, new_run, observation_of, spec, training_log
 
 
-def run_with(folder: Path, gpus: dict[int, list[dict[str, Any]]]) -> Archive:
+def run_with(folder: Path, gpus: dict[int, list[dict[str, Any]]], nodes: tuple[str, str] = ("a", "a")) -> Archive:
     """Two ranks that train for 86 s on 51 200 samples, with samples of GPUs by rank."""
     run = new_run(folder, spec(), {0: training_log(0, details={"tokens_per_update": 4096, "global_batch": 32}), 1: []})
     for rank, rows in gpus.items():
         place = folder / "output" / f"rank-{rank}"
         place.mkdir(parents=True)
         (place / "gpu.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    seal(run, observation_of())
+    seen = observation_of()
+    seal(run, replace(seen, workers=tuple(replace(seen.workers[rank], node=nodes[rank]) for rank in (0, 1))))
     return Archive.open(folder)
 
 
@@ -66,6 +68,13 @@ def test_gpus_add_up_and_a_shared_one_counts_once(tmp_path: Path) -> None:
     apart = run_with(tmp_path / "apart", {0: one, 1: samples("0:2", [100] * 3, [0, 300, 600])})
     shared = run_with(tmp_path / "shared", {0: one, 1: one})
     assert [getattr(find_energy(each), "joules", None) for each in (apart, shared)] == [800, 200]
+
+
+def test_gpus_of_two_machines_add_up_though_they_have_one_address(tmp_path: Path) -> None:
+    one = samples("0:1", [100] * 3, [0, 100, 200])
+    found = find_energy(run_with(tmp_path / "a", {0: one, 1: one}, ("n1", "n2")))
+    assert found is not None
+    assert found.joules == 400
 
 
 def test_what_is_malformed_or_missing_gives_no_figure(tmp_path: Path) -> None:

@@ -40,6 +40,14 @@ def test_runs_of_one_boot_with_less_than_an_hour_between_them_are_a_session(tmp_
     assert found.basis is Basis.WITHIN
 
 
+def test_the_hour_of_a_session_counts_from_the_end_of_a_run(tmp_path: Path) -> None:
+    a = [_archive(tmp_path, 0, seconds=7200.0), _archive(tmp_path, 1, 9000.0)]  # half an hour after it
+    b = [_archive(tmp_path, 2, 600.0), _archive(tmp_path, 3, 9100.0 + 3700.0)]  # beside it, and later than an hour
+    found = find_sessions(a, b)
+    assert len({*found.a, found.b[0]}) == 1
+    assert found.b[1] not in found.a
+
+
 def test_sides_that_were_not_run_alternately_are_named(tmp_path: Path) -> None:
     archives = [_archive(tmp_path, number, 600.0 * number, seconds=100.0 + number % 2) for number in range(6)]
     blocks, turns = (archives[:3], archives[3:]), (archives[::2], archives[1::2])
