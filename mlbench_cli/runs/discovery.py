@@ -88,7 +88,7 @@ def _record_folder(folder: Path, store: Store) -> Discovered:
 
 
 def _explain_taken(name: str) -> str:
-    return f"another run here has that name. To record this one: mlbench delete {name}, then mlbench discover."
+    return f"another run here has that name. To record this one: mlbench delete {name}, then mlbench status --refresh."
 
 
 def _record(found: FoundRun | UnreadableRun, cluster: Cluster, store: Store) -> Discovered:

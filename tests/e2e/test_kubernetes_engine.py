@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from mlbench_cli.engines.follow import read_log
+from mlbench_cli.engines.kubernetes.ending import is_over
 from mlbench_cli.engines.kubernetes.engine import KubernetesEngine
 from mlbench_cli.errors import UsageError
 from mlbench_cli.kube.api import Api, ApiError, ObjectNotFound, RequestRejected
@@ -230,6 +231,12 @@ def test_cancel_keeps_what_there_is(runs: Runs, tmp_path: Path) -> None:
     assert engine.head(run).fetch().complete
     assert (tmp_path / "output/rank-0/part").read_text() == "half\n"
     assert log(run, 0).startswith("begun\n")
+    # The Job ends, and so it expires; a suspended one would stay for ever.
+    access, end = runs.cluster.access, time.monotonic() + 120
+    with access.client() as api:
+        while not is_over(api.get(object_path("Job", access.namespace, run.name))):
+            assert time.monotonic() < end
+            time.sleep(0.5)
 
 
 def test_delete_refuses_results_that_nobody_has_fetched(runs: Runs, tmp_path: Path) -> None:

@@ -1,11 +1,12 @@
 """Nodes and the Job controller for the double of the Kubernetes API: each container is a real process of start.sh.
 
 The rules are those of Indexed Jobs (Kubernetes' reference, batch/v1 JobSpec): a pod that fails ends the Job by its
-podFailurePolicy, the success of index 0 ends it by its successPolicy, a Job that is suspended or over has its other
-pods deleted, and a pod that is deleted gets TERM, and KILL after its grace period.
+podFailurePolicy, the success of index 0 ends it by its successPolicy, its deadline counts from its release, a Job that
+is suspended or over has its other pods deleted, and a pod that is deleted gets TERM, and KILL after its grace period.
 """
 
 import base64
+import math
 import os
 import shutil
 import signal
@@ -17,6 +18,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,10 @@ from tests.fakes.ports import reserve_port
 
 ROOT = Path(__file__).parents[2]
 LOOK_SECONDS = 0.05
+
+
+def seconds_between(earlier: str, later: str) -> float:
+    return (datetime.fromisoformat(later) - datetime.fromisoformat(earlier)).total_seconds()
 
 
 @dataclass
@@ -127,8 +133,11 @@ class Kubelet:
             return
         if "startTime" not in job.get("status", {}):
             self._set_status(name, startTime=self.server.now)
+        elif seconds_between(job["status"]["startTime"], self.server.now) > spec.get("activeDeadlineSeconds", math.inf):
+            self._finish(name, "Failed", "DeadlineExceeded")
+            return
         down = (self.folder / "down").read_text().split() if (self.folder / "down").exists() else []
-        for index in range(spec["completions"]):
+        for index in range(min(spec["completions"], spec["parallelism"])):
             tries = [pod for pod in own if pod.startswith(f"{name}-{index}-")]
             have_failed = all(own[pod].code not in (None, 0) for pod in tries)
             may_retry = len(tries) <= spec.get("backoffLimit", 6) and have_failed

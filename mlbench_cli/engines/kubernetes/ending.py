@@ -65,10 +65,14 @@ def stopped_as(job: Mapping[str, Any]) -> str:
     return str(_annotations(job).get(STOPPED_ANNOTATION, "")).partition(" ")[0]
 
 
+def is_suspended(job: Mapping[str, Any]) -> bool:
+    """Whether the Job has no pods until it is released."""
+    return bool(job.get("spec", {}).get("suspend"))
+
+
 def is_unreleased(job: Mapping[str, Any]) -> bool:
     """Whether the client that submitted the run died before releasing it."""
-    waits = bool(job.get("spec", {}).get("suspend")) and not is_stopped(job)
-    return waits and queue_of(job) is None
+    return is_suspended(job) and not is_stopped(job) and queue_of(job) is None
 
 
 def _annotations(job: Mapping[str, Any]) -> Mapping[str, str]:

@@ -12,12 +12,13 @@ from mlbench_cli.engines import fetch
 from mlbench_cli.engines.base import Fetched
 from mlbench_cli.engines.head import RemoteHead
 from mlbench_cli.engines.kubernetes.channel import HeadMissing, PodChannel, grant
-from mlbench_cli.engines.kubernetes.ending import active, is_over, is_stopped
+from mlbench_cli.engines.kubernetes.ending import active, is_over, is_stopped, is_suspended
 from mlbench_cli.engines.kubernetes.manifests import (
     FETCHED_ANNOTATION,
     GRACE_SECONDS,
     STOPPED_ANNOTATION,
     head_name,
+    queue_of,
 )
 from mlbench_cli.engines.kubernetes.observe import RunObserver
 from mlbench_cli.engines.kubernetes.pods import HEAD, ROLE_LABEL, RUN_LABEL
@@ -155,7 +156,7 @@ class KubernetesHead(RemoteHead):
         stopped already."""
         with suppress(ObjectNotFound):
             job = read_job(api, self._namespace, self.run)
-            if not is_over(job) and (job["spec"].get("suspend") or active(self._list_workers(api), {})):
+            if not is_over(job) and (is_suspended(job) or active(self._list_workers(api), {})):
                 self.stop(api, ending)
 
     def _await_head(self, api: Api) -> Snapshot:
@@ -284,14 +285,16 @@ class KubernetesHead(RemoteHead):
         self.close()
         with self._access.client() as api, suppress(ObjectNotFound):  # the head goes with the run's Job
             job = read_job(api, self._namespace, self.run)
+            if is_suspended(job):  # by its queue, which might start it again; it would never expire
+                api.delete(object_path("Job", self._namespace, self.run.name), uid=job["metadata"]["uid"])
+                return
             patch_job(api, job, {"metadata": {"annotations": {FETCHED_ANNOTATION: now()}}})
             api.delete(object_path("Job", self._namespace, head_name(self.run.name)))
 
     def stop(self, api: Api, ending: str) -> None:
-        """Let the Job controller stop all workers. `ending` is recorded on the Job, so that every client reports the
-        same one.
+        """Let the Job controller end the Job, which then expires. `ending` is recorded on it, so that every client
+        reports the same one.
         """
-        stop = {"activeDeadlineSeconds": 1} if self.run.spec.pods.queue else {"suspend": True}
         with suppress(ObjectNotFound):
             job = read_job(api, self._namespace, self.run)
             if not is_over(job) and not is_stopped(job):
@@ -299,7 +302,9 @@ class KubernetesHead(RemoteHead):
                     if not self.read().is_served:  # what pods have printed goes with them
                         self._ask_workers(api, self._list_workers(api))
                 stopped = {"annotations": {STOPPED_ANNOTATION: f"{ending} {now()}"}}
-                patch_job(api, job, {"metadata": stopped, "spec": stop})
+                # The deadline of a suspended Job does not count: it is released to have no pods.
+                release = {"suspend": False, "parallelism": 0} if is_suspended(job) and queue_of(job) is None else {}
+                patch_job(api, job, {"metadata": stopped, "spec": {"activeDeadlineSeconds": 1, **release}})
 
     def close(self) -> None:
         """Close the connections; a later request connects again."""

@@ -12,7 +12,7 @@ from mlbench_cli.engines.kubernetes.diagnosis.diagnose import diagnose, explain_
 from mlbench_cli.engines.kubernetes.diagnosis.facts import Facts
 from mlbench_cli.engines.kubernetes.diagnosis.failures import deadline, start_timeout
 from mlbench_cli.engines.kubernetes.diagnosis.scheduling import NORMAL_EVENTS
-from mlbench_cli.engines.kubernetes.ending import decide_ending, start_limit, stopped_as
+from mlbench_cli.engines.kubernetes.ending import decide_ending, is_suspended, start_limit, stopped_as
 from mlbench_cli.engines.kubernetes.manifests import head_name
 from mlbench_cli.engines.kubernetes.pods import RUN_LABEL
 from mlbench_cli.engines.kubernetes.submit import NameTaken, find_job, pods_of
@@ -128,8 +128,7 @@ class RunObserver:
         silent = any(condition(pod, "Ready").get("status") == "False" for pod in pods.values())
         if without_node and self._groups is None:
             self._groups = frozenset(group["name"] for group in self._ask_groups())
-        is_suspended = bool(self.job.get("spec", {}).get("suspend"))
-        self._booking = self._ask_booking() if without_node or is_suspended else {}
+        self._booking = self._ask_booking() if without_node or is_suspended(self.job) else {}
         wanted = waiting or without_node or failed or silent
         self._nodes = self._ask("nodes", "/api/v1/nodes") if wanted else []
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from mlbench_cli.engines.kubernetes.ending import is_stopped, is_unreleased
+from mlbench_cli.engines.kubernetes.ending import is_suspended, is_unreleased
 from mlbench_cli.engines.kubernetes.manifests import (
     HASH_LABEL,
     ID_ANNOTATION,
@@ -116,16 +116,13 @@ def check_version(api: Api) -> None:
 
 def complete(api: Api, job: dict[str, Any], documents: Sequence[Object]) -> dict[str, Any]:
     """Do what is left once the Job exists."""
-    if not is_unreleased(job) and not job["spec"].get("suspend"):
+    if not is_suspended(job):
         return job
     for document in documents[1:]:
         create_owned(api, document, job)
     if not is_unreleased(job):
         return job  # its queue releases it
-    job = patch_job(api, job, {"spec": {"suspend": False}})
-    if is_stopped(job):  # by another client, which has found it suspended and taken that for its end
-        job = patch_job(api, job, {"spec": {"suspend": True}})
-    return job
+    return patch_job(api, job, {"spec": {"suspend": False}})
 
 
 def _create_job(api: Api, document: Object) -> dict[str, Any]:

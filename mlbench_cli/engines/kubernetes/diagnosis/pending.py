@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from mlbench_cli.engines.kubernetes.diagnosis.facts import Facts, Object, evidence
 from mlbench_cli.engines.kubernetes.diagnosis.scheduling import quantity
-from mlbench_cli.engines.kubernetes.ending import is_stopped
+from mlbench_cli.engines.kubernetes.ending import is_stopped, is_suspended
 from mlbench_cli.engines.kubernetes.manifests import queue_of
 from mlbench_cli.engines.kubernetes.workers import Pod, has_ended, main_status
 from mlbench_cli.kube.objects import FINAL_PULL, PULL_REASONS, condition, is_true
@@ -47,7 +47,7 @@ CPU_LIMIT_HINT = "--pod-patch FILE with   spec: {containers: [{name: main, resou
 def not_created(facts: Facts) -> list[Finding]:
     """Findings on pods that the Job controller does not create, or is not allowed to."""
     spec = facts.job.get("spec", {})
-    if spec.get("suspend"):
+    if is_suspended(facts.job):
         return [_suspended_finding(facts)]
     if len(facts.pods) >= int(spec.get("parallelism") or 0):
         return []

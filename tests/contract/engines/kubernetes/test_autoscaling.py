@@ -95,11 +95,11 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[KubeApi]:
 
 
 class Cluster(KubeApi):
-    """With the rule of the Job controller that a suspended Job has no active pods."""
+    """With the rule of the Job controller that a Job has no active pods once its deadline has passed."""
 
     def put(self, kind: str, document: dict[str, Any]) -> dict[str, Any]:
         stored = super().put(kind, document)
-        if kind == "jobs" and document["spec"].get("suspend"):
+        if kind == "jobs" and document["spec"].get("activeDeadlineSeconds") == 1:
             pods = [(name, pod) for (known, name), pod in self.objects.items() if known == "pods"]
             for name, pod in pods:
                 if pod["status"]["phase"] == "Pending":
@@ -196,7 +196,7 @@ def test_a_pool_that_never_comes_ends_the_run_at_its_start_timeout(server: KubeA
     assert finished.outcome is Outcome.NEVER_STARTED
     assert finished.findings[0].code == "start_timeout"
     assert 1800 <= server.ahead <= 1800 + 20 * STEP
-    assert server.objects["jobs", "r-2"]["spec"]["suspend"] is True
+    assert server.objects["jobs", "r-2"]["spec"]["activeDeadlineSeconds"] == 1
 
 
 @pytest.mark.parametrize("name", NEVER)

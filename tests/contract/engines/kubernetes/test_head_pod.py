@@ -71,6 +71,29 @@ def test_another_head_takes_over_and_nothing_is_lost(server: KubeApi, store: Sto
     assert find_problems(run.folder) == []
 
 
+@pytest.mark.parametrize("ends", ["while it runs", "before all have come"])
+def test_the_job_of_a_stopped_run_ends_and_so_expires(server: KubeApi, store: Store, tmp_path: Path, ends: str) -> None:
+    runs = ends == "while it runs"
+    run = record(store, "echo half > $MLBENCH_OUTPUT_DIR/f; echo begun; exec sleep 600")
+    (tmp_path / "pods").mkdir()
+    (tmp_path / "pods" / "down").write_text("" if runs else "1")
+    with Kubelet(server, tmp_path / "pods"):
+        submit(server, run)
+        engine = KubernetesEngine(server.access)
+        until(lambda: head_of(server))
+        if runs:
+            assert next(read_log(engine, run, 1, follow=True)).text == b"begun\n"
+        engine.cancel(run)
+        finished = supervise.follow(run, engine, store)
+        until(lambda: "conditions" in server.objects["jobs", "r-2"]["status"])
+    job = server.objects["jobs", "r-2"]
+    assert [item["type"] for item in job["status"]["conditions"]] == ["Failed"]
+    assert job["spec"]["ttlSecondsAfterFinished"] > 0
+    assert (finished.outcome, [finding.code for finding in finished.findings]) == ("canceled", [])
+    assert not runs or (run.folder / "output/rank-1/f").read_text() == "half\n"
+    assert find_problems(run.folder) == []
+
+
 def test_whoever_follows_a_deleted_run_reads_nothing_of_the_next_one_by_its_name(
     server: KubeApi, store: Store, tmp_path: Path
 ) -> None:
