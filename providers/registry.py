@@ -18,8 +18,8 @@ PROVIDERS = {
 }
 # Those whose clusters cost money as long as they exist.
 PAID = ("gke", "eks", "aks")
-# Names of the original's command line.
-ALIASES = {"gcloud": "gke", "aws": "eks"}
+# Names of the original's command line, and of the clouds.
+ALIASES = {"gcloud": "gke", "gcp": "gke", "aws": "eks", "azure": "aks"}
 
 
 def load(name: str) -> Provider:

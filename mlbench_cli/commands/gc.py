@@ -55,9 +55,9 @@ def gc(
     """
     store = Store(notice=console.note)
     scope = clusters.search_scope(project, location)
-    search = clusters.search_everywhere(store, providers, scope)
-    known = [cluster.identity for cluster in store.clusters()]
     names = [registry.ALIASES.get(name, name) for name in providers or ()]
+    search = clusters.search_everywhere(store, names, scope)
+    known = [cluster.identity for cluster in store.clusters()]
     left = clusters.list_abandoned(store, search, names)
     abandoned = [cluster.identity for cluster in left]
 

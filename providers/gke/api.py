@@ -148,6 +148,11 @@ CAUSES: tuple[Cause, ...] = (
         "--billing-account ACCOUNT",
     ),
     (
+        re.compile(r"Permission denied on resource project|CONSUMER_INVALID"),
+        RightsError,
+        "There is no such project, or you have no role in it: gcloud projects list; --project PROJECT",
+    ),
+    (
         re.compile(r"requires a quota project|required permission to use project"),
         CredentialError,
         "Let the credentials count requests in a project of yours: gcloud auth application-default set-quota-project "

@@ -84,7 +84,7 @@ GKE = {
     "wrong project": Case(
         CredentialError,
         "Permission denied on resource project another",
-        "gcloud projects get-iam-policy another",
+        "gcloud projects list",
         ("--project", "another"),
     ),
     "API that is not enabled": Case(

@@ -73,6 +73,14 @@ def test_with_credentials_of_another_account_nothing_is_called_deleted(
     assert store.clusters()[1:] == [cluster]
 
 
+@pytest.mark.parametrize("name", ["eks", "aws"])
+def test_gc_does_not_pass_over_another_account(name: str, aws: AwsClient, command: Callable[..., Any]) -> None:
+    Store().record_cluster(Cluster("far-0", "eks", "ready", account="999999999999", location=REGION))
+    done = command("gc", name, "--dry-run")
+    assert (done.code, "eks account 999999999999 could not be searched" in done.err) == (8, True), done.err
+    assert "deleted elsewhere" not in done.out
+
+
 def test_a_zonal_and_a_regional_cluster_of_one_name_are_two(
     gke_world: World, command: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
