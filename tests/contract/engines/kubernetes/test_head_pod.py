@@ -121,6 +121,7 @@ def test_workers_are_not_lost_while_their_head_stands_still(server: KubeApi, sto
         engine = KubernetesEngine(server.access)
         for rank in (0, 1):
             assert next(read_log(engine, run, rank, follow=True)).text == b"begun\n"
+        until(lambda: all(worker.phase == "running" for worker in engine.look(run).workers))  # later than its log
         head = until(lambda: head_of(server))
         os.killpg(kubelet.process_of(head), signal.SIGSTOP)
         time.sleep(STILL_SECONDS + 1)
