@@ -59,7 +59,7 @@ def format_estimate(found: Estimate | None, unit: str = "", *, counts: bool = Fa
     if found is None:
         return NO_VALUE
     text = format_value(found.mean, unit)
-    if with_interval and found.low is not None and found.high is not None and (found.low or found.high):
+    if with_interval and found.low is not None and found.high is not None and found.low != found.high:
         low, high = (_clip(end, unit, found.mean) for end in (found.low, found.high))
         text += f" ({_between(low, high, found.mean, unit)})"
     return f"{text}, n{_SPACE}={_SPACE}{found.count}" if counts else text

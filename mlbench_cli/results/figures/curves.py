@@ -170,7 +170,10 @@ def metric_charts(runs: Sequence[RunData], prefix: str, series: Mapping[str, str
     """Each metric of rank 0 over time: the goal's first, then losses, the rest, and at last the learning rate; a line
     for each run, and the target. `series` names the runs by the paths of their archives; runs of one share a color."""
     shown = [run for run in runs if run.archive.run["spec"]["task"] != "allreduce"]  # it reports no curves
-    names = list(dict.fromkeys(name for run in shown for name in run.curves))
+    curves = ((name, curve) for run in shown for name, curve in run.curves.items())
+    names = list(
+        dict.fromkeys(name for name, curve in curves if any(map(is_finite_number, (each.value for each in curve))))
+    )
     goal = next((run.goal for run in shown if run.goal), None)
     goal_names = [name for name in names if goal and name in goal.metric_names]
     losses = [name for name in names if name.endswith("loss") and name not in goal_names]

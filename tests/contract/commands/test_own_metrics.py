@@ -307,3 +307,11 @@ def test_metrics_that_are_not_above_0_are_compared_by_their_difference(
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", "summary.md")
     assert run(["gate", "new", *gate, "reward=+5%"]) == 7
     assert "2.20 lower" in Path("summary.md").read_text()
+
+
+def test_a_metric_without_any_number_has_no_chart() -> None:
+    nan: Any = "math.nan"
+    report("n", ("loss", 2.0), ("loss", 1.0), ("val_loss", nan))
+    assert run(["charts", "charts", "n"]) == 0
+    rows = list(csv.DictReader(Path("charts/metrics.csv").read_text().splitlines()))
+    assert {row["chart"] for row in rows} == {"Loss"}
