@@ -37,7 +37,7 @@ from mlbench_cli.model.spec import MAX_WORKERS, NAME_LENGTH, RunSpec
 from mlbench_cli.runs import wizard
 from mlbench_cli.runs.defaults import with_defaults
 from mlbench_cli.runs.experiment_file import describes_several
-from mlbench_cli.runs.launch import check_names, is_public, local_machine
+from mlbench_cli.runs.launch import brings_files, check_names, is_public, local_machine
 from mlbench_cli.runs.matrix import MAX_CONFIRMED, MAX_MEMBERS
 from mlbench_cli.runs.own_command import ends_early, hides_failures, relative_scripts, trains_separately
 from mlbench_cli.runs.preflight import find_too_many_workers
@@ -549,6 +549,9 @@ def _warn(specs: Sequence[RunSpec]) -> None:
             f"{list_some(alone, 3)}: torchrun without --nnodes trains on each worker separately; see "
             "docs/tutorial/own-training.md"
         )
+    in_images = {spec.argv for spec in own if spec.engine == "kubernetes" and not brings_files(spec)}
+    if scripts := sorted({word for argv in in_images for word in relative_scripts(argv)}):
+        console.note(f"Workers use the image's {list_some(scripts, 3)}; --include {scripts[0]} sends this folder's.")
     elsewhere = {spec.argv for spec in own if spec.engine in ("slurm", "hosts")}
     if scripts := sorted({word for argv in elsewhere for word in relative_scripts(argv)}):
         console.warn(

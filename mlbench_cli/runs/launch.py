@@ -400,8 +400,9 @@ def is_public(image: str) -> bool:
 
 
 def brings_files(spec: RunSpec) -> bool:
-    """Whether the run's pods get the files that its command names: they do if the image is not the user's own."""
-    return spec.engine == "kubernetes" and not spec.runs_task_program and is_public(spec.image or "")
+    """Whether the run's pods get the files that its command names: with an image of the user's own, if asked to."""
+    is_own = spec.engine == "kubernetes" and not spec.runs_task_program
+    return is_own and (bool(spec.include_files) or is_public(spec.image or ""))
 
 
 def _task_backend(request: Request, task: Task, device: str) -> str:

@@ -142,7 +142,8 @@ class Request(Struct, frozen=True):
     )
     include: tuple[Mapping[str, Any], ...] = _option(
         "FILE: a file or folder that belongs to the code of your command, besides the files that it names; they go "
-        "into the archive. KEY=V,KEY=V: add a point to the matrix, or options to the points with these values",
+        "into the archive, and to workers on Kubernetes. KEY=V,KEY=V: add a point to the matrix, or options to the "
+        "points with these values",
         kind="points",
         metavar="FILE|KEY=V,KEY=V",
     )

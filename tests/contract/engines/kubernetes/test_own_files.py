@@ -88,11 +88,17 @@ def test_an_anonymous_run_gets_its_files_and_keeps_none(server: KubeApi, tmp_pat
     assert not (archive_of(tmp_path / "home", "own-2") / "code").exists()
 
 
-def test_an_image_of_ones_own_is_left_as_it_is(server: KubeApi, tmp_path: Path) -> None:
-    assert start("own", "sh -c 'ls; pwd'", "--image", "mine/trainer:1", "--include", "settings.yaml") == 0
-    archive = archive_of(tmp_path / "home", "own-2")
-    assert "settings.yaml" not in (archive / "logs/rank-0.log").read_text()
-    assert not (archive / "code").exists()
+def test_an_image_of_ones_own_has_its_own_files_unless_some_are_included(
+    server: KubeApi, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    image = ("--image", "mine/trainer:1")
+    assert start("own", "python train.py --config settings.yaml", *image) == 7
+    assert "the image's train.py; --include train.py sends this folder's" in capfd.readouterr().err
+    assert not (archive_of(tmp_path / "home", "own-2") / "code").exists()
+    assert start("sent", "python train.py", *image, "--include", "settings.yaml") == 0
+    archive = archive_of(tmp_path / "home", "sent-2")
+    assert "working in files depth: 3" in (archive / "logs/rank-1.log").read_text()
+    assert (archive / "code/settings.yaml").exists()
 
 
 @pytest.mark.parametrize(
