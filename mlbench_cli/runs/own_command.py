@@ -100,7 +100,7 @@ def _find_shell_syntax(command: str, is_shell: bool) -> str | None:
         elif char == '"':
             quote = "" if quote else '"'
         elif char == "$" and _VARIABLE.match(command, position) and not (quote and is_shell):
-            return f'"{command[position : position + 20].split()[0]}"'
+            return f'"{command[position : position + 20].split()[0].rstrip(chr(34))}"'
         elif quote:
             pass
         elif char == "'":

@@ -25,7 +25,7 @@ SAMPLES_PER_SECOND = "samples/s"
 JOULES = "J"
 CLOSE = 1.1  # smaller ratios are written in percent
 _SPACE = "\u00a0"  # between a number and its unit
-_PREFIXES = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
+PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 _EXPONENT = 1e15  # values from here on have an exponent
 _PERCENT = re.compile(r"Prec@\d+$")  # programs report an accuracy as a share, too
 _PARTS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
@@ -39,13 +39,14 @@ def format_value(value: float | str | None, unit: str = "") -> str:
         return value
     if not math.isfinite(value):
         return f"{value:g}"
+    value = value or 0.0  # not -0
     if unit == SECONDS:
         return _format_seconds(value)
     if unit == "%":
-        return f"{value:.1f}{_SPACE}%"
+        return f"{value:.{_percent_digits(value)}f}{_SPACE}%"
     if unit in ("B", "B/s", "bit/s", JOULES):
         number = _with_prefix(value)
-        prefix = number[-1] if number[-1] in "kMG" else ""
+        prefix = number[-1] if number[-1] in "kMGT" else ""
         return f"{number.removesuffix(prefix)}{_SPACE}{prefix}{unit}"
     if abs(value) < 0.1 and not unit:
         return f"{value:.3g}"  # a learning rate is 0.005, not 0.00500
@@ -173,7 +174,15 @@ def _ends(found: Ratio, unit: str) -> str:
     low, high = found.low or 0.0, found.high or math.inf
     if found.shift > 0 and found.mean < CLOSE and (found.is_different or found.is_confounded):
         return f"{significant(100 * (low - 1))} to {significant(100 * (high - 1))}{_SPACE}%"
+    nearest = min(abs(low - 1), abs(high - 1))
+    if 0 < nearest < 0.005 and not found.is_different:  # else an end that is not 1 would look like it
+        digits = min(9, 1 - math.floor(math.log10(nearest)))
+        return f"{low:.{digits}f} to {high:.{digits}f}"
     return f"{significant(low)} to {significant(high)}"
+
+
+def _percent_digits(value: float) -> int:
+    return 1 if value == 0 or abs(value) >= 0.95 else decimals(value)
 
 
 def unit_of(metric: str) -> str:
@@ -227,8 +236,9 @@ def _between(low: float, high: float, mean: float, unit: str) -> str:
         digits = decimals(mean / scale)
         return f"{low / scale:.{digits}f} to {high / scale:.{digits}f}"
     if unit == "%":
-        return f"{low:.1f} to {high:.1f}"
-    scale, name = next(((size, name) for size, name in _PREFIXES if abs(mean) >= 0.9995 * size), (1.0, ""))
+        digits = _percent_digits(mean)
+        return f"{low:.{digits}f} to {high:.{digits}f}"
+    scale, name = next(((size, name) for size, name in PREFIXES if abs(mean) >= 0.9995 * size), (1.0, ""))
     if not unit and abs(mean) < 9999.5:
         scale, name = 1.0, ""
     if abs(mean) >= _EXPONENT or (not unit and abs(mean) < 1e-4):
@@ -272,7 +282,7 @@ def _scale_of_seconds(seconds: float) -> tuple[float, str | None]:
 
 
 def _with_prefix(value: float) -> str:
-    for size, name in _PREFIXES:
+    for size, name in PREFIXES:
         if 0.9995 * size <= abs(value) < _EXPONENT:
             return f"{significant(value / size)}{name}"
     return significant(value)

@@ -31,7 +31,7 @@ from mlbench_cli.results.archive.documents import PUBLISHED, EnvironmentDocument
 from mlbench_cli.storage import run_folder
 from mlbench_cli.util.files import replace_file, sync_folder
 from mlbench_cli.util.json_text import parse_document, parse_versioned
-from mlbench_cli.util.text import clean_values
+from mlbench_cli.util.text import clean_values, counted
 
 REQUIRED = (
     run_folder.RUN,
@@ -688,7 +688,7 @@ def check_canonical(zipped: Zip) -> dict[str, str]:
         message = f"it is not in canonical form from byte {min(copy.differing)} on, so it was damaged, or {_REPACKED}"
         raise DamagedArchive(zipped.path, name, message, problem="header")
     if copy.end != zipped.file_size:
-        message = f"{zipped.file_size - copy.end} bytes follow the end of the zip"
+        message = f"{counted(zipped.file_size - copy.end, 'byte')} after the end of the zip"
         raise DamagedArchive(zipped.path, "", message, problem="trailing_data")
     return digests
 

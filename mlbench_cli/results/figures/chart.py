@@ -18,7 +18,7 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from mlbench_cli.results.analysis.numbers import SECONDS
+from mlbench_cli.results.analysis.numbers import PREFIXES, SECONDS
 from mlbench_cli.util.csv_text import format_csv
 from mlbench_cli.util.text import list_some
 from task_images.contract import MIXED_CATEGORIES
@@ -39,7 +39,6 @@ PHASES = (
 )
 MAX_TICKS = 7
 MAX_DRAWN, _MIN_DRAWN = 1e150, 1e-150  # a program may report any float; the room beside others would overflow
-_PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 _BINARY = ((2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"), (1.0, "B"))
 
 
@@ -227,10 +226,10 @@ def format_tick(value: float, unit: str = "") -> str:
         scale, name = (1e-3, "ms") if size >= 1e-3 else (1e-6, "µs")
         return f"{value / scale:.4g}\u00a0{name}"
     if unit in ("B", "B/s"):
-        scales = _BINARY if unit == "B" else tuple((scale, f"{name}B/s") for scale, name in (*_PREFIXES, (1.0, "")))
+        scales = _BINARY if unit == "B" else tuple((scale, f"{name}B/s") for scale, name in (*PREFIXES, (1.0, "")))
         scale, name = next((each for each in scales if size >= each[0]), scales[-1])
         return f"{value / scale:.{3 if size < 999.5 * scale else 4}g}\u00a0{name}"
     if size >= 1e4:
-        scale, name = next(each for each in _PREFIXES if size >= each[0])
+        scale, name = next(each for each in PREFIXES if size >= each[0])
         return f"{value / scale:,.4g}{name}" if size < 1e16 else f"{value:.3g}"
     return f"{value:.3g}" if 0 < size < 1e-4 else f"{value:,.6g}"

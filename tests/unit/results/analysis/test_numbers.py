@@ -118,3 +118,16 @@ def test_huge_numbers_have_an_exponent() -> None:
     assert len(format_value(1.234e300, "B")) < 20
     assert format_estimate(estimate((3.1e18, 3.2e18, 3.3e18))) == "3.2e+18 (2.96e+18 to 3.46e+18)"
     assert format_estimate(estimate((3.1e15, 3.2e15, 3.3e15)), "B") == "3.2e+15\u00a0B (2.96e+15 to 3.46e+15)"
+
+
+def test_an_end_of_an_interval_that_is_not_one_does_not_look_like_it() -> None:
+    """Else a reader cannot see that the interval includes 1."""
+    loss = ((1.30, 1.31, 1.29), (1.28, 1.285, 1.29))
+    assert str(describe_ratio(ratio(*loss))) == "no difference seen (0.9728 to 1.0044×)"
+
+
+def test_small_percentages_keep_their_digits_and_large_rates_have_a_prefix() -> None:
+    assert format_value(0.034, "%") == "0.0340\u00a0%"
+    assert format_estimate(estimate((0.51, 0.52, 0.5)), "%") == "0.510\u00a0% (0.486 to 0.535)"
+    assert format_value(3.12e14, "FLOP/s") == "312T\u00a0FLOP/s"
+    assert format_value(-0.0) == "0"
