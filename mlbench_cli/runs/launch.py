@@ -249,14 +249,36 @@ def _check(spec: RunSpec, cluster: Cluster, machine: Machine | None) -> None:
         check_pinning(spec, cluster, machine.cores if machine else None)
     if machine and is_local:
         check_local(spec, machine)
-    elif not is_local and spec.device == "gpu" and ClusterDetails.of(cluster).gpus_per_node == 0:
-        raise UsageError(f'The cluster "{cluster.name}" has no GPUs.', hint="Leave out --gpu.")
+    elif not is_local:
+        _check_gpus(spec, cluster)
     if spec.network is not None:
         check_network(spec, spec.network)
     if spec.method:
         check_method(spec)
     if spec.has_faults:
         check_faults(spec)
+
+
+def _check_gpus(spec: RunSpec, cluster: Cluster) -> None:
+    """Raise UsageError for a run whose workers would never start on the machines of the cluster, which may cost money
+    by then."""
+    details = ClusterDetails.of(cluster)
+    if spec.device == "gpu" and details.gpus_per_node == 0:
+        hint = "Leave out --gpu, or create a cluster with GPUs: --gpu-type TYPE"
+        raise UsageError(f'The cluster "{cluster.name}" has no GPUs.', hint=hint)
+    if not details.node_selector or not details.gpus_per_node:
+        return  # only of machines that mlbench has made it is known what else there may be
+    if spec.device == "cpu" and "tolerations" not in spec.pods.pod_patch.get("spec", {}):
+        raise UsageError(
+            f'The workers of the cluster "{cluster.name}" have GPUs, and are kept for runs that use them.',
+            hint="Add --gpu, or use machines without GPUs.",
+        )
+    if spec.gpus_per_worker > details.gpus_per_node:
+        raise UsageError(
+            f'Each machine of the cluster "{cluster.name}" has {counted(details.gpus_per_node, "GPU")}; a worker on '
+            f"one machine cannot have {spec.gpus_per_worker}.",
+            hint=f"--gpus-per-worker {details.gpus_per_node}, or larger machines",
+        )
 
 
 # --- what runs: task or command, its parameters, its backend --------------------------------------------------------

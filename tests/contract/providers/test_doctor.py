@@ -153,7 +153,7 @@ def test_no_region_and_no_such_cloud(command: Command, aws: AwsClient, monkeypat
     done = command("doctor", "eks", "-o", "json")
     assert done.code == UsageError.exit_code
     assert "--region" in checks_of(done)["eks region"]["hint"]
-    done = command("doctor", "azure")
+    done = command("doctor", "oracle")
     assert (done.code, "gke|eks|aks" in done.err) == (2, True)
 
 

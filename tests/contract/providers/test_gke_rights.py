@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from mlbench_cli.engines.kubernetes.engine import KubernetesEngine
 from mlbench_cli.engines.kubernetes.manifests import manifests
@@ -91,7 +92,9 @@ def test_a_run_s_requests_to_its_cluster_want_what_the_role_has(
     }
     assert created <= allowed
     with KubeApi() as server:
-        (plain,) = resolve(Request(name="s", **{**options, "gpu": False}), Store().cluster("rel-2"))
+        cluster = Store().cluster("rel-2")
+        without = replace(cluster, details={**cluster.details, "gpus_per_node": 0})
+        (plain,) = resolve(Request(name="s", **{**options, "gpu": False}), without)
         run = Run("id", plain, tmp_path, "2026-01-01T00:00:00Z")
         engine = KubernetesEngine(server.access)
         engine.submit(run, engine.render(plain))

@@ -201,6 +201,9 @@ def test_a_creation_that_fails_leaves_nothing(command: Any, world: World, nodes:
         ((*RUN, "--create", "kind", "--num-gpus", "1"), "KIND clusters have no GPUs"),
         ((*RUN, "--create", "kind", "--ttl", "soon"), "--ttl"),
         ((*RUN, "--create", "kind", "--gpu"), "has no GPUs"),
+        ((*RUN, "--create", "gke", "--gpu"), "--gpu-type TYPE"),
+        ((*RUN, "--create", "gke", "--gpu-type", "t4"), "Add --gpu"),
+        ((*RUN, "--create", "gke", "--gpu", "--gpu-type", "t4", "--gpus-per-worker", "3"), "--gpus-per-worker 1"),
         ((*RUN, "--keep-cluster"), "works only with --create"),
         ((*RUN, "--create", "gke", "--gpu-tipe", "l4"), "--gpu-type"),
     ],
@@ -327,7 +330,7 @@ def test_the_plan_names_cost_checks_and_end_and_nothing_is_made_without_a_yes(
 
 
 def test_where_a_spot_price_is_unknown_the_price_on_demand_is_the_limit(command: Any, gke_world: GkeWorld) -> None:
-    words = (*CLOUD, "--create", "gke", "--machine-type", "g2-standard-4", "--timeout", "1h", "--dry-run")
+    words = (*CLOUD, "--create", "gke", "--machine-type", "g2-standard-4", "--gpu", "--timeout", "1h", "--dry-run")
     on_demand, spot = (command(*words, *more).err for more in ((), ("--spot",)))
     (cost,) = [line for line in on_demand.splitlines() if line.startswith("Cost: ")]
     per_hour = cost.partition(", and ")[2].partition(" USD")[0]
