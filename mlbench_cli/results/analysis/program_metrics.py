@@ -55,7 +55,8 @@ _HIGHER = frozenset(
 
 
 class MetricSummary(Struct, frozen=True):
-    """The figures of one metric. `last` may be "nan", "inf" or "-inf"; `mean` is None if no value was finite.
+    """The figures of one metric. `last` may be "nan", "inf" or "-inf"; `mean` is None if no value was finite, or if
+    they have several units.
 
     `unit` is that which the program reports, else the usual one of such names; empty if unknown.
 
@@ -101,7 +102,9 @@ class MetricTally:
         tally = self._seen.setdefault(name, _Tally())
         tally.take(value)
         if isinstance(unit, str) and unit.strip():
-            tally.unit = one_line(unit, MAX_UNIT)
+            unit = one_line(unit, MAX_UNIT)
+            tally.has_units = tally.has_units or tally.unit not in ("", unit)
+            tally.unit = unit
 
     def summarize(self, goal: Goal | None) -> dict[str, MetricSummary]:
         """The figures of every metric, in the order in which the names appeared."""
@@ -111,6 +114,7 @@ class MetricTally:
 class _Tally:
     def __init__(self) -> None:
         self.unit = ""
+        self.has_units = False  # several, such as MB and GB, whose values cannot be averaged
         self.count = self._finite = 0
         self._mean = 0.0
         self._low, self._high = math.inf, -math.inf
@@ -127,7 +131,7 @@ class _Tally:
 
     def summarize(self, name: str, higher_is_better: bool | None) -> MetricSummary:
         unit = self.unit or unit_of(name)
-        if not self._finite:
+        if not self._finite or self.has_units:
             return MetricSummary(self.count, unit, self._last, None, None, higher_is_better)
         mean = min(max(self._mean, self._low), self._high)  # of equal values exactly that value
         best = None if higher_is_better is None else self._high if higher_is_better else self._low

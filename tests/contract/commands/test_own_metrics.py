@@ -315,3 +315,15 @@ def test_a_metric_without_any_number_has_no_chart() -> None:
     assert run(["charts", "charts", "n"]) == 0
     rows = list(csv.DictReader(Path("charts/metrics.csv").read_text().splitlines()))
     assert {row["chart"] for row in rows} == {"Loss"}
+
+
+def test_values_of_one_run_in_several_units_have_no_mean(capsys: Captured) -> None:
+    """900 MB and 1.2 GB, as loggers write them, are not 451 GB on average."""
+    script = "from mlbench import emit\nfor value, unit in ((900, 'MB'), (1.2, 'GB')):\n"
+    Path("memory.py").write_text(f"{script}    emit('metric', name='memory', value=value, unit=unit)\n")
+    assert run(["run", "m", "1", "--command", "python memory.py", "--share-machine"]) == 0
+    capsys.readouterr()
+    assert run(["status", "m-1"]) == 0
+    out = capsys.readouterr().out
+    assert "1.20 GB" in out
+    assert "45" not in out.partition("METRIC")[2]
