@@ -55,6 +55,15 @@ def test_csv_has_metrics_and_samples(tmp_path: Path, archive: Path) -> None:
         assert len(list(csv.DictReader(file))) == 6
 
 
+def test_zeros_are_values_and_what_is_missing_is_empty(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    sealed_run(folder, samples=[{"time": 1_760_000_001.0, "rank": 0, "cpu_seconds": 0.0, "rss_bytes": 5}])
+    assert run(["export", "csv", str(tmp_path / "all.csv"), str(folder)]) == 0
+    with open(tmp_path / "all-resources.csv", newline="") as file:
+        (row,) = csv.DictReader(file)
+    assert (row["rank"], row["cpu_seconds"], row["rss_bytes"], row["sent_bytes"]) == ("0", "0.0", "5.0", "")
+
+
 def test_runs_that_people_named_alike_are_told_apart(tmp_path: Path) -> None:
     for person, seed in (("anna", 1), ("ben", 2)):
         sealed_run(tmp_path / "class" / person, seconds=60.0, name="first-2", seed=seed)

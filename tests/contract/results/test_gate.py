@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 import pytest
 
 from mlbench_cli.app import run
-from tests.unit.results.runs import sealed_run
+from tests.unit.results.runs import event, sealed_run
 
 GOOD = (10.0, 10.2, 9.9)
 
@@ -49,6 +49,30 @@ def test_a_direction_is_for_metrics_that_have_none_by_name(tmp_path: Path, capsy
     assert run([*gate, "--direction", "lower"]) == 7
     assert run([*gate, "--direction", "higher"]) == 2  # twice as slow is no improvement, whatever else is checked
     assert "lower is better" in capsys.readouterr().err
+    write_archives(tmp_path / "earlier", GOOD, lines=[event("metric", at=10.3, name="mine", value=1.0)])
+    lines = [event("metric", at=20.5, name="mine", value=1.0)]
+    slow = write_archives(tmp_path / "both", (20.0, 20.4, 19.8), lines=lines)
+    gate = ["gate", *slow, "--baseline", str(tmp_path / "earlier"), "--check", "seconds=+10%", "--check", "mine=+10%"]
+    assert run([*gate, "--direction", "higher", "-o", "json"]) == 7
+    seconds, own = json.loads(capsys.readouterr().out)["checks"]
+    assert (seconds["direction"], seconds["verdict"], own["direction"]) == ("lower", "failed", "higher")
+
+
+def test_every_setting_that_is_compared_is_a_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Chance has one more occasion with each, so that each needs more to fail."""
+    slower = tuple(1.2 * each for each in (10.0, 10.5, 9.6))
+    alone = write_archives(tmp_path / "alone", slower)
+    write_archives(tmp_path / "old", (10.0, 10.5, 9.6))
+    reasons = []
+    for backends in (["gloo"], ["gloo", *(f"b{number}" for number in range(19))]):
+        new = list(alone)
+        for backend in backends[1:]:
+            write_archives(tmp_path / "old" / backend, GOOD, backend=backend)
+            new += write_archives(tmp_path / "new" / backend, GOOD, backend=backend)
+        run(["gate", *new, "--baseline", str(tmp_path / "old"), "--check", "seconds=1.01", "-o", "json"])
+        reasons.append(json.loads(capsys.readouterr().out)["checks"][0])
+    assert [each["verdict"] for each in reasons] == ["failed", "cannot_tell"]
+    assert "not surely so as one of 20 checks at once" in reasons[1]["reason"]
 
 
 def test_a_baseline_whose_runs_all_failed_is_said_to_be_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

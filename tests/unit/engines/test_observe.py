@@ -150,6 +150,8 @@ def test_a_canceled_node_outweighs_those_that_exited_and_a_lost_one_all() -> Non
     canceled = NodeReport(node_state(rank_facts(1, "failed"), ended=Ending.CANCELED), PACKED, alive=False)
     lost = NodeReport(node_state(rank_facts(1)), alive=False)
     assert look(DONE, canceled).ended is Ending.CANCELED
+    failed = NodeReport(node_state(rank_facts(0, "failed", exit_code=143), ended=Ending.FAILED), PACKED, alive=False)
+    assert look(failed, canceled).ended is Ending.CANCELED  # its ranks failed because they were told to end
     assert look(DONE, lost).ended is Ending.LOST
 
 

@@ -139,7 +139,7 @@ def sealed_run(folder: Path, outcome: str = "goal_reached", **changes: Any) -> P
     """The folder of a sealed run.
 
     `changes`: seconds, fields of the result event, and of the spec; `environment` (fields that ranks report of
-    themselves), `provenance`, `image_digest` and `samples` (rows of resources.jsonl).
+    themselves), `provenance`, `image_digest`, `samples` (rows of resources.jsonl), and `lines` (of rank 0's log).
     """
     seconds = changes.pop("seconds", 100.0)
     names = (
@@ -154,11 +154,12 @@ def sealed_run(folder: Path, outcome: str = "goal_reached", **changes: Any) -> P
         "training_seconds",
     )
     result = {key: changes.pop(key) for key in names if key in changes}
-    more = {key: changes.pop(key, None) for key in ("provenance", "image_digest", "samples")}
+    more = {key: changes.pop(key, None) for key in ("provenance", "image_digest", "samples", "lines")}
     run_spec = spec(**{"name": f"run-{changes.get('workers', 2)}", **changes})
     ranks = range(run_spec.workers)
     failed = outcome == "failed"
     logs = {rank: training_log(rank, seconds, outcome, **result) for rank in ranks}
+    logs[0][-1:-1] = more["lines"] or []
     if failed:
         logs[0] = [*logs[0][:-1], "Traceback (most recent call last):"]
     run = new_run(folder, run_spec, logs)

@@ -83,6 +83,16 @@ def test_a_queue_on_another_machine_is_unknown_from_here(store: Store, monkeypat
         pass
     with pytest.raises(UsageError, match="cannot be reached from this machine"):
         queue.stop(experiment, store.folder, "stopped")
+    begun = folder.read_holder()
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr("mlbench_cli.agent.processes.boot_id", lambda: "another")
+        elsewhere.setattr("mlbench_cli.runs.queue.now", lambda: "2099-01-01T00:00:00.000Z")
+        folder.write_end("it was stopped there")
+    ended = folder.read_holder()
+    assert begun is not None
+    assert ended is not None
+    assert (ended.started, ended.ended) == (begun.started, "it was stopped there")
+    assert folder.is_held() is False
 
 
 class Rendezvous(FakeEngine):
@@ -131,7 +141,7 @@ def test_a_run_that_its_queue_starts_while_deletion_waits_is_deleted_from_its_cl
 ) -> None:
     _, (run,) = experiment_of(store, 1)
     engine, waits = FakeEngine(), threading.Event()
-    monkeypatch.setattr("mlbench_cli.runs.removal.connect_engine", lambda cluster: engine)
+    monkeypatch.setattr("mlbench_cli.runs.removal.connect_engine", lambda *_: engine)
     with RunFolder(run.folder).lock():  # as the queue does that hands the run over
         home = store.folder
 

@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import pytest
 
 from mlbench_cli.errors import UsageError
-from mlbench_cli.model.run import JsonObject
+from mlbench_cli.model.run import Finding, JsonObject
 from mlbench_cli.results.analysis.published import published_values, read_published
 from mlbench_cli.results.archive.files import Archive
 from mlbench_cli.results.figures.chart import COLORS, PHASES, Axis, Chart, Kind, guide, thin, to_csv
@@ -153,6 +153,17 @@ def test_a_run_that_failed_is_named_and_its_time_does_not_count(tmp_path: Path) 
     report = collect([Archive.open(sealed_run(tmp_path / "bad", "failed"))])
     assert "1 run was left out of all times (failed)" in render_html(report)
     assert answer(report)[0]["seconds"] is None
+
+
+def test_what_failed_is_explained_before_what_only_limits_a_result(tmp_path: Path) -> None:
+    memory = {"machine": {"cpu": "a CPU", "cores": 4, "memory_bytes": 16 * 2**30}}
+    good = Archive.open(sealed_run(tmp_path / "good", seconds=60.0, lines=["odd"], provenance=memory))
+    bad = Archive.open(sealed_run(tmp_path / "bad", "failed", name="bad-2", seed=3))
+    good.findings = [Finding("log_gap", "Lines are missing.").to_dict()]
+    bad.findings = [Finding("rank_crashed", "Rank 0 crashed.").to_dict()]
+    report = collect([good, bad])
+    assert [each["code"] for each in report["findings"]] == ["rank_crashed", "log_gap"]
+    assert report["machines"]["memory"] == ["16.0 GiB"]
 
 
 def test_a_page_without_a_successful_run_has_no_empty_lead(tmp_path: Path) -> None:
