@@ -97,6 +97,10 @@ def _scale(image: "Image.Image", box: Box, size: tuple[int, int], draft: bool) -
         # The size of the whole at which the box is just as large as wanted; the decoder takes a power of two above.
         image.draft(None, (round(width * size[0] / (box[2] - box[0])), round(height * size[1] / (box[3] - box[1]))))
     across, down = image.width / width, image.height / height
+    if image.mode == "F":
+        raise ValueError("its pixels are floating-point numbers, whose range nobody knows")
+    if image.mode.startswith("I"):  # 16 bits, which convert() would not scale but cut off at 255
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     colors = image if image.mode == "RGB" else image.convert("RGB")  # gray ones, CMYK, PNGs with transparency
     inside = (box[0] * across, box[1] * down, box[2] * across, box[3] * down)
     return np.asarray(colors.resize(size, Image.Resampling.BILINEAR, inside))

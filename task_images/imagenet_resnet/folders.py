@@ -119,7 +119,7 @@ def read_kit(path: Path) -> list[str]:
 
 
 PARTS = ("train", "val")
-ENDINGS = (".jpeg", ".jpg", ".png", ".webp", ".bmp")
+ENDINGS = (".jpeg", ".jpg", ".png", ".webp", ".bmp", ".ppm", ".pgm", ".tif", ".tiff")  # as torchvision's ImageFolder
 OFFICIAL_COUNTS = {"training images": 1_281_167, "validation images": 50_000, "classes": 1000}
 FORM = 2
 
@@ -246,5 +246,12 @@ def _class_folders(part: Path) -> list[Path]:
 def _images(folder: Path) -> Iterator[str]:
     with os.scandir(folder) as entries:
         for entry in entries:
-            if entry.name.lower().endswith(ENDINGS) and not entry.name.startswith("."):
+            if not entry.name.lower().endswith(ENDINGS) or entry.name.startswith("."):
+                continue
+            if entry.is_file():
                 yield entry.name
+            elif not entry.is_dir():
+                raise EnvironmentUnfitError(
+                    f"{entry.path} is a link to {os.readlink(entry.path)}, which does not exist",
+                    "Remove the link, or make what it names available on this machine, at the same path.",
+                )

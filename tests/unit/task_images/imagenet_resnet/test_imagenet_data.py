@@ -59,7 +59,7 @@ def test_folders_are_listed_and_remembered(tmp_path: Path, below: str) -> None:
     assert len(said) == 2
 
 
-@pytest.mark.parametrize("name", ["x.JPEG", "x.jpg", "x.PnG", "x.webp", "x.bmp"])
+@pytest.mark.parametrize("name", ["x.JPEG", "x.jpg", "x.PnG", "x.webp", "x.bmp", "x.tif"])
 def test_images_are_told_by_their_endings(tmp_path: Path, name: str) -> None:
     write_folders(tmp_path)
     write(tmp_path / "train" / CLASSES[1], {name: b"", ".hidden.jpg": b"", "x.gif": b"", "jpeg": b""})
@@ -69,6 +69,16 @@ def test_images_are_told_by_their_endings(tmp_path: Path, name: str) -> None:
     assert name in names
     assert names == sorted(names)
     assert part.path(0).parent == tmp_path / "train" / CLASSES[0]
+
+
+def test_links_are_images_if_they_lead_to_one(tmp_path: Path) -> None:
+    write_folders(tmp_path)
+    place = tmp_path / "train" / CLASSES[1]
+    (place / "x.jpg").symlink_to(tmp_path / "train" / CLASSES[0])  # a folder is no image
+    (place / "y.jpg").symlink_to(next((tmp_path / "val").rglob("*.JPEG")))
+    assert len(load(tmp_path, 3, quiet).training) == 10
+    (place / "z.jpg").symlink_to("/nowhere/z.jpg")
+    assert f"{place / 'z.jpg'} is a link to /nowhere/z.jpg, which does not exist" in str(refusal_of(tmp_path))
 
 
 def test_the_official_archives_are_unpacked_once(tmp_path: Path) -> None:

@@ -87,6 +87,20 @@ def test_every_kind_of_image_becomes_three_colors(tmp_path: Path, mode: str) -> 
     assert validation_crop(path, 36, draft=True).shape == (32, 32, 3)
 
 
+def test_sixteen_bits_are_scaled_to_eight(tmp_path: Path) -> None:
+    """And not cut off at 255, which makes nearly every image white; floating-point numbers are refused."""
+    gray = ramp(50, 40).convert("L")
+    gray.save(tmp_path / "8.png")
+    wide = Image.fromarray(np.asarray(gray).astype(np.uint16) * 257)
+    for name in ("16.png", "16.tif"):
+        wide.save(tmp_path / name)
+        found, expected = (validation_crop(tmp_path / each, 36, draft=True) for each in (name, "8.png"))
+        np.testing.assert_array_equal(found, expected)
+    Image.fromarray(np.ones((40, 50), np.float32)).save(tmp_path / "real.tif")
+    with pytest.raises(EnvironmentUnfitError, match=r"real\.tif cannot be read as an image: .*floating-point"):
+        validation_crop(tmp_path / "real.tif", 36, draft=True)
+
+
 @pytest.mark.parametrize("content", [b"", b"no image", jpeg(ramp(300, 300))[:2000], None])
 def test_a_damaged_image_is_named(tmp_path: Path, content: bytes | None) -> None:
     path = tmp_path / "n1_7.JPEG"
