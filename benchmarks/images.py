@@ -32,7 +32,6 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from task_images.cifar10_resnet20 import FOLDERS
 from task_images.cifar10_resnet20.data import DEVIATION, MEAN, TRAINING, VALIDATION, load
 from task_images.contract import Contract
 from task_images.data import Batch
@@ -58,7 +57,7 @@ def main() -> None:
     runs = parser.parse_args().runs
     found: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as folder:
-        write_files(Path(folder, FOLDERS[0]))
+        write_files(Path(folder, "cifar-10-batches-bin"))
         for _ in range(runs):
             if code := _ranks.start(__file__, RANKS, {"MLBENCH_DATA_DIR": folder}):
                 sys.exit(code)

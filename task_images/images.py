@@ -5,8 +5,10 @@ An image's crop and flip depend only on seed, epoch and sample.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,6 +19,16 @@ from task_images.methods import torch
 
 if TYPE_CHECKING:
     from task_images.world import World
+
+
+def named_folders(folder: Path, names: str, depth: int = 3) -> Iterator[Path]:
+    """`folder`, and those in it, one in another, whose names match the expression `names` in any case: tools unpack
+    archives into a folder of their names, and libraries make more."""
+    yield folder
+    if depth and folder.is_dir():
+        for path in sorted(folder.iterdir()):
+            if re.fullmatch(names, path.name, re.IGNORECASE) and path.is_dir():
+                yield from named_folders(path, names, depth - 1)
 
 
 def synthetic_images(

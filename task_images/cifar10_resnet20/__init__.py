@@ -9,10 +9,6 @@ from task_images.contract import TaskUsageError
 from task_images.parameters import LongClassifierSettings, PlateauSettings, Task, parameter
 from task_images.schedules import MultiStep, PerEpoch, Schedule, follow_plateaus, log2_warmup
 
-# In the data folder; some tools unpack an archive into a folder of its name.
-PLACES = (".", "cifar10", "cifar-10-binary", "cifar-10-python")
-FOLDERS = ("cifar-10-batches-bin", "cifar-10-batches-py")  # what is in the archives
-
 
 @dataclass(frozen=True)
 class CifarSettings(PlateauSettings):
@@ -64,8 +60,13 @@ TASK = Task(
     free=["checkpoint_every", "checkpoint_dir", "channels_last", "compile", "loaders", "resident"],
     files={
         "when": {"data": "cifar10"},
-        "folders": [*PLACES],
-        "wanted": [[*FOLDERS, "cifar-10-binary.tar.gz", "cifar-10-python.tar.gz", "*_batch*"]],
+        "folders": [".", "data", "cifar10", "cifar-10-binary", "cifar-10-python"],
+        "wanted": [
+            [
+                *("cifar-10-batches-bin", "cifar-10-batches-py", "cifar-10-binary.tar.gz", "cifar-10-python.tar.gz"),
+                *("cifar-10-binary.tar", "cifar-10-python.tar", "*_batch*"),
+            ]
+        ],
         "download": "170 MB",
         "default_folder": True,
         "instead": "--set data=synthetic",

@@ -1,8 +1,8 @@
 """CIFAR-10 in both forms in which its authors publish it (https://www.cs.toronto.edu/~kriz/cifar.html), or its like.
 
-The data folder, or one of PLACES in it, may hold an archive (cifar-10-binary.tar.gz, cifar-10-python.tar.gz), or what
-is in it: a folder (cifar-10-batches-bin, cifar-10-batches-py), or its files. If there is none, the binary archive is
-downloaded.
+The data folder, or one of PLACES in it, may hold an archive (cifar-10-binary.tar.gz, cifar-10-python.tar.gz; without
+.gz, as some browsers leave it), or its files, as in its folder cifar-10-batches-bin or cifar-10-batches-py. If there is
+none, the binary archive is downloaded.
 """
 
 import io
@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from task_images.cache import Arrays, Say, cached_arrays, data_folder, writable_folder
-from task_images.cifar10_resnet20 import FOLDERS, PLACES, CifarSettings
+from task_images.cifar10_resnet20 import CifarSettings
 from task_images.contract import Contract, EnvironmentUnfitError
 from task_images.data import Bytes, Labels
 from task_images.fetch import Archive, fetch
-from task_images.images import synthetic_images
+from task_images.images import named_folders, synthetic_images
 from task_images.report import DataIdentity, compare_data, find_other_means, made_up
 
 CLASSES, CHANNELS, SIDE = 10, 3, 32
@@ -31,6 +31,7 @@ OFFICIAL_MEANS = (0.4913997, 0.4821583, 0.4465311)  # of the training images' ch
 # Per channel, of the training images, as the original benchmark has them.
 MEAN, DEVIATION = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
 
+PLACES = r"data|cifar[-_]?10(?!0).*"  # and not CIFAR-100
 TRAINING = [f"data_batch_{number}" for number in range(1, 6)]
 VALIDATION = ["test_batch"]
 BATCHES = {*TRAINING, *VALIDATION}
@@ -99,8 +100,9 @@ def load(folder: Path, say: Say, archives: tuple[Archive, Archive] = (BINARY, PY
         return read_checked(found[-1])
 
     def read_checked(source: Path) -> Arrays:
-        if source.is_file():
-            fetch(next(archive for archive in archives if archive.name == source.name), source.parent, say)
+        for archive in archives:
+            if archive.name == source.name:
+                fetch(archive, source.parent, say)
         return read(source)
 
     arrays, entry = cached_arrays(folder, "cifar10", FORM, lambda: _sources(folder, archives), build)
@@ -137,14 +139,16 @@ def _sources(folder: Path, archives: tuple[Archive, Archive]) -> list[Path]:
 
 def _find(folder: Path, archives: tuple[Archive, Archive]) -> list[Path]:
     """The folders and archives with the data set, in the order in which they are tried."""
-    names = (*FOLDERS, ".", *(archive.name for archive in archives))
-    paths = [folder / place / name for place in PLACES for name in names]
-    return [path for path in paths if path.is_file() or (path.is_dir() and (path.name in FOLDERS or _batches(path)))]
+    places = list(named_folders(folder, PLACES))
+    names = [name for archive in archives for name in (archive.name, archive.name.removesuffix(".gz"))]
+    packed = [place / name for place in places for name in names]
+    return [*filter(_batches, places), *filter(Path.is_file, packed)]
 
 
 def _batches(folder: Path) -> list[Path]:
-    """The files of the data set in a folder."""
-    return sorted(path for path in folder.iterdir() if path.stem in BATCHES and path.is_file())
+    """The files of the data set in a folder, which may not exist."""
+    files = folder.iterdir() if folder.is_dir() else ()
+    return sorted(path for path in files if path.stem in BATCHES and path.is_file())
 
 
 def _files(source: Path) -> Iterator[tuple[str, tuple[Bytes, Labels]]]:
@@ -182,10 +186,11 @@ def _parse_binary(where: str, raw: bytes) -> tuple[Bytes, Labels]:
 
 
 def _parse_python(where: str, raw: bytes) -> tuple[Bytes, Labels]:
-    """A pickled dictionary of Python 2: b"data" [n, 3072] of bytes, b"labels" a list of n numbers."""
+    """A pickled dictionary: "data" [n, 3072] of bytes, "labels" a list of n numbers; Python 2 wrote these as bytes."""
     try:
         batch = _Unpickler(io.BytesIO(raw), encoding="bytes").load()
-        images, labels = batch[b"data"], np.array(batch[b"labels"], np.int64)
+        images, labels = (batch.get(name, batch.get(name.encode())) for name in ("data", "labels"))
+        labels = np.array(labels, np.int64)
         fits = isinstance(images, np.ndarray) and images.dtype == np.uint8 and images.shape == (len(labels), PIXELS)
     except Exception as error:  # a damaged pickle may raise anything
         raise EnvironmentUnfitError(f"{where} cannot be read: {error}"[:300], "Download the data set again.") from None

@@ -19,13 +19,14 @@ from task_images.cache import Say, hold_lock, writable_folder
 from task_images.contract import EnvironmentUnfitError
 from task_images.data import Bytes, Labels
 from task_images.fetch import Archive, fetch
+from task_images.images import named_folders
 from task_images.report import DataIdentity, compare_data, digest_arrays, find_other_means, made_up
 
 CLASSES, SIDE = 10, 28
 OFFICIAL = {"training images": 60_000, "validation images": 10_000}
 OFFICIAL_MEANS = (0.1306605,)  # of the training images
 LOCK = "mnist.lock"
-PLACES = (".", "mnist", "MNIST", "MNIST/raw", "raw")  # torchvision's is MNIST/raw
+PLACES = "data|mnist.*|raw"  # torchvision's is MNIST/raw; not FashionMNIST, whose files have the same names
 _ALIKE = re.compile(r"(train|t10k|test|val).*(image|label)", re.IGNORECASE)  # whatever somebody has called the files
 MEAN, DEVIATION = 0.1307, 0.3081
 FILES = {
@@ -89,7 +90,7 @@ def find(folder: Path, say: Say, archives: tuple[Archive, ...] = ARCHIVES) -> Pa
     An archive of the published size is checked against its published checksum.
     """
     names = [name for pair in FILES.values() for name in pair]
-    places = [folder / place for place in PLACES]
+    places = list(named_folders(folder, PLACES))
     place = next((place for place in places if any(_file(place, name).exists() for name in names)), None)
     if place is None and (alike := [path for where in places for path in _list(where) if _ALIKE.search(path.name)]):
         raise EnvironmentUnfitError(
@@ -145,7 +146,7 @@ def _file(folder: Path, name: str) -> Path:
 
 
 def _list(folder: Path) -> list[Path]:
-    return sorted(folder.iterdir()) if folder.is_dir() else []
+    return sorted(filter(Path.is_file, folder.iterdir())) if folder.is_dir() else []
 
 
 def _read(path: Path) -> Bytes:

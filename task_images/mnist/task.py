@@ -9,7 +9,7 @@ from task_images.classification import check_settings, train_classifier
 from task_images.contract import Contract, TaskUsageError
 from task_images.data import seed_all
 from task_images.images import ImageData, synthetic_images
-from task_images.mnist.data import CLASSES, DEVIATION, FILES, MEAN, PLACES, SIDE, Mnist, read
+from task_images.mnist.data import CLASSES, DEVIATION, FILES, MEAN, SIDE, Mnist, read
 from task_images.mnist.ordinary import Net
 from task_images.parameters import ClassifierSettings, Task, parameter, read_parameters
 from task_images.report import training_session
@@ -46,7 +46,7 @@ TASK = Task(
     free=["loaders"],
     files={
         "when": {"data": "mnist"},
-        "folders": [*PLACES],
+        "folders": [".", "mnist", "MNIST", "MNIST/raw", "raw", "data/MNIST/raw"],
         "wanted": [
             [name, f"{name}.gz", dotted, f"{dotted}.gz"]
             for pair in FILES.values()

@@ -71,28 +71,30 @@ def read_corpus(folder: Path) -> Corpus:
 
 def _sources(folder: Path) -> list[Path]:
     """The files that the words come from, as far as they exist."""
-    names = [f"wiki.{split}.tokens" for split in SPLITS]
-    found = [next((path for path in (folder / name, folder / "wikitext-2" / name) if path.is_file()), None)
-             for name in names]  # fmt: skip
-    files = [path for path in found if path is not None]
-    return files if len(files) == len(names) else [*files, *filter(Path.is_file, [folder / ARCHIVE])]
+    files = [path for split in SPLITS if (path := _find(folder, f"wiki.{split}.tokens")) is not None]
+    return files if len(files) == len(SPLITS) else [*files, *filter(Path.is_file, [folder / ARCHIVE])]
+
+
+def _find(folder: Path, name: str) -> Path | None:
+    """The file in `folder` or in that of the archive, which some tools unpack into a folder of its name."""
+    places = ("", "wikitext-2/", "wikitext-2-v1/", "wikitext-2-v1/wikitext-2/")
+    return next((path for place in places if (path := folder / f"{place}{name}").is_file()), None)
 
 
 def _lines(folder: Path, split: str) -> Iterator[bytes]:
-    name = f"wiki.{split}.tokens"
-    for path in (folder / name, folder / "wikitext-2" / name):
-        if path.is_file():
-            with path.open("rb") as file:
-                yield from file
-            return
-    archive = folder / ARCHIVE
+    name, archive = f"wiki.{split}.tokens", folder / ARCHIVE
+    if (path := _find(folder, name)) is not None:
+        with path.open("rb") as file:
+            yield from file
+        return
     try:
         with zipfile.ZipFile(archive) as packed, packed.open(f"wikitext-2/{name}") as member:
             yield from member
     except FileNotFoundError:
         raise EnvironmentUnfitError(
             f"There is neither {name} nor {ARCHIVE} in {folder}.",
-            hint="mlbench data prepare wikitext2_awd_lstm fetches it; the preset tiny includes a text.",
+            hint="mlbench data prepare wikitext2_awd_lstm fetches it into an empty folder; the preset tiny includes a "
+            "text. The raw texts (wiki.train.raw) are others: their rare words are not <unk>.",
         ) from None
     except (KeyError, zipfile.BadZipFile, zlib.error, EOFError, OSError) as error:
         raise EnvironmentUnfitError(

@@ -23,6 +23,7 @@ from task_images.contract import EnvironmentUnfitError
 from task_images.epsilon_logistic_regression import data as libsvm
 from task_images.mnist import data as mnist
 from task_images.wikitext2_awd_lstm import data as wikitext
+from task_images.wmt17_transformer import data as wmt17
 from tests.contract.local_runs import until
 
 # --- CIFAR-10 ---------------------------------------------------------------------------------------------------------
@@ -30,10 +31,10 @@ from tests.contract.local_runs import until
 BATCHES = [*cifar.TRAINING, *cifar.VALIDATION]
 
 
-def write_cifar(folder: Path, names: list[str]) -> None:
-    folder.mkdir()
+def write_cifar(folder: Path, names: list[str], keys: tuple[str | bytes, str | bytes] = (b"data", b"labels")) -> None:
+    folder.mkdir(exist_ok=True)
     for number, name in enumerate(names):
-        batch = {b"data": np.full((2, 3072), number, np.uint8), b"labels": [0, 1]}
+        batch = dict(zip(keys, (np.full((2, 3072), number, np.uint8), [0, 1]), strict=True))
         (folder / name).write_bytes(pickle.dumps(batch, protocol=2))
 
 
@@ -58,10 +59,34 @@ def test_an_incomplete_folder_alone_is_named(tmp_path: Path) -> None:
         cifar.load(tmp_path, lambda text: None)
 
 
+@pytest.mark.parametrize(
+    "place",
+    ["cifar-10-batches-py/cifar-10-batches-py", "data/cifar-10-batches-py", "CIFAR10/cifar-10-python/x.tar", "x.tar"],
+)
+def test_images_are_found_wherever_tools_put_them(tmp_path: Path, place: str) -> None:
+    """A folder in one of its name (7-Zip), that of torchvision's examples, and an archive that a browser has unzipped.
+    CIFAR-100 has files of other names beside it, and an empty folder is none."""
+    (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / "cifar-100-python").mkdir()
+    (tmp_path / "cifar-10-batches-bin").mkdir()
+    if place.endswith("x.tar"):
+        write_cifar(tmp_path / "whole", BATCHES)
+        with tarfile.open((tmp_path / place).with_name("cifar-10-python.tar"), "w") as archive:
+            archive.add(tmp_path / "whole", "cifar-10-batches-py")
+    else:
+        write_cifar(tmp_path / place, BATCHES)
+    assert [len(labels) for _, labels in cifar.load(tmp_path, lambda text: None)[:2]] == [10, 2]
+
+
+def test_batches_written_by_python_3_are_read(tmp_path: Path) -> None:
+    write_cifar(tmp_path, BATCHES, keys=("data", "labels"))
+    assert len(cifar.load(tmp_path, lambda text: None).training[1]) == 10
+
+
 # --- MNIST ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("folder", ["", "mnist", "MNIST/raw", "raw"])
+@pytest.mark.parametrize("folder", ["", "mnist", "MNIST/raw", "raw", "data/MNIST/raw"])
 @pytest.mark.parametrize("spelling", ["-idx", ".idx"])
 @pytest.mark.parametrize("zipped", [False, True])
 def test_mnist_is_found_in_every_spelling(tmp_path: Path, folder: str, spelling: str, zipped: bool) -> None:
@@ -71,6 +96,12 @@ def test_mnist_is_found_in_every_spelling(tmp_path: Path, folder: str, spelling:
     wanted = load_task("mnist").files
     assert wanted is not None
     assert not wanted.list_missing(str(tmp_path))
+
+
+def test_other_sets_with_the_file_names_of_mnist_are_not_taken(tmp_path: Path) -> None:
+    write_mnist(tmp_path / "FashionMNIST" / "raw")
+    write_mnist(tmp_path / "Mnist_data", images=4)
+    assert len(mnist.read(tmp_path, lambda text: None).validation[1]) == 4
 
 
 def test_mnist_is_found_where_each_file_has_a_folder(tmp_path: Path) -> None:
@@ -97,10 +128,10 @@ def test_files_that_are_mnist_by_another_name_are_named_and_nothing_is_downloade
         mnist.read(tmp_path, lambda text: None, ())
 
 
-def write_mnist(place: Path, spelling: str = "-idx", *, zipped: bool = False) -> None:
+def write_mnist(place: Path, spelling: str = "-idx", *, zipped: bool = False, images: int = 3) -> None:
     place.mkdir(parents=True, exist_ok=True)
     for pair in mnist.FILES.values():
-        for name, shape in zip(pair, ((3, 28, 28), (3,)), strict=True):
+        for name, shape in zip(pair, ((images, 28, 28), (images,)), strict=True):
             raw = struct.pack(f">BBBB{len(shape)}I", 0, 0, 8, len(shape), *shape) + bytes(int(np.prod(shape)))
             path = place / name.replace("-idx", spelling)
             path.with_name(path.name + ".gz").write_bytes(gzip.compress(raw)) if zipped else path.write_bytes(raw)
@@ -120,6 +151,17 @@ def test_marks_and_line_ends_are_no_words(tmp_path: Path, monkeypatch: pytest.Mo
     assert [len(found.words), len(found.train)] == [5, 8]  # the, cat, sat, end, and the end of each of three lines
 
 
+@pytest.mark.parametrize("place", ["wikitext-2", "wikitext-2-v1", "wikitext-2-v1/wikitext-2"])
+def test_texts_are_found_where_tools_unpack_them(tmp_path: Path, place: str) -> None:
+    (tmp_path / place).mkdir(parents=True)
+    for split in ("train", "valid", "test"):
+        (tmp_path / place / f"wiki.{split}.tokens").write_text(" the cat \n")
+    assert len(wikitext.read_corpus(tmp_path).train) == 3
+    wanted = load_task("wikitext2_awd_lstm").files
+    assert wanted is not None
+    assert not wanted.list_missing(str(tmp_path))
+
+
 def test_a_damaged_archive_of_a_text_is_named(tmp_path: Path) -> None:
     """A few bytes in the middle, which only unpacking finds."""
     words = " ".join(np.random.default_rng(1).integers(0, 10**6, 5000).astype(str))
@@ -131,6 +173,19 @@ def test_a_damaged_archive_of_a_text_is_named(tmp_path: Path) -> None:
     (tmp_path / "wikitext-2-v1.zip").write_bytes(damaged)
     with pytest.raises(EnvironmentUnfitError, match=r"wikitext-2-v1\.zip is not the WikiText-2 archive"):
         wikitext.read_corpus(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["train.en", "train.de", "test.de"])
+def test_a_missing_text_of_a_translation_is_named_and_unpacked_by_a_command(tmp_path: Path, name: str) -> None:
+    subtokens = ["<pad>_", "<EOS>_", *"abc", *"\\_u;0123456789"]
+    (tmp_path / "dict.en.txt").write_text("".join(f"'{one}'\n" for one in subtokens))
+    for each in ("train.en", "train.de", "test.en", "test.de"):
+        (tmp_path / each).write_text("a b\nc\n")
+    assert len(wmt17.read_corpus(tmp_path, tmp_path / "cache", 100, 50, 0).train) == 2
+    (tmp_path / name).rename(tmp_path / f"{name}.gz")
+    with pytest.raises(EnvironmentUnfitError, match=f"there is no {name} in {tmp_path}") as refused:
+        wmt17.read_corpus(tmp_path, tmp_path / "cache", 100, 50, 0)
+    assert refused.value.hint == f"gunzip -k {tmp_path / name}.gz"
 
 
 def test_a_row_that_was_cut_off_is_refused(tmp_path: Path) -> None:
@@ -169,6 +224,15 @@ def test_texts_are_cut_into_pieces_by_berts_rules(tmp_path: Path, text: str, pie
     (tmp_path / "vocab.txt").write_text("\n".join(_PIECES))
     corpus, _ = load_text(tmp_path, len(_PIECES))
     assert [_PIECES[number] for number in corpus.train] == pieces.split()
+
+
+@pytest.mark.parametrize("name", ["train.txt", "valid.txt"])
+def test_a_text_without_words_is_refused_when_it_is_prepared(tmp_path: Path, name: str) -> None:
+    for each in ("train.txt", "valid.txt"):
+        (tmp_path / each).write_text("able\n" if each != name else "\n \n")
+    (tmp_path / "vocab.txt").write_text("\n".join(_PIECES))
+    with pytest.raises(EnvironmentUnfitError, match=f"{name} holds no words"):
+        load_text(tmp_path, len(_PIECES))
 
 
 # --- machines ---------------------------------------------------------------------------------------------------------
