@@ -17,6 +17,7 @@ from pathlib import Path
 from task_images.cache import cached_folder
 from task_images.contract import EnvironmentUnfitError, TaskUsageError, need
 from task_images.fetch import ProgressLines, check_archive
+from task_images.language.tokens import SPLITS as TOKEN_FILES
 from task_images.language.tokens import Corpus, read_tokens, write_tokens
 from task_images.published import WIKITEXT103, fetch_published
 from task_images.report import DataIdentity, compare_data
@@ -123,6 +124,9 @@ def _encode(folder: Path, source: str, size: int, place: Path) -> None:
     name = "WikiText-103, WordPiece" if source == WIKITEXT else "text, WordPiece"
     splits = {split: encode_lines(read(split), pieces) for split in SPLITS}
     write_tokens(place, splits, len(pieces), name, text_bytes=lambda: bytes_read)
+    for split, written in TOKEN_FILES.items():
+        if not (place / written).stat().st_size:
+            raise EnvironmentUnfitError(f"{folder / SPLITS[split]} holds no words", "One paragraph a line, in UTF-8.")
     (place / VOCABULARY).write_text("".join(f"{piece}\n" for piece in pieces), "utf-8")
     (place / _FACTS).write_text(json.dumps(facts), "utf-8")
     if source != TEXT:

@@ -24,6 +24,7 @@ from task_images.language.tokens import (
     Windows,
     batches_of_update,
     has_shards,
+    has_tokens,
     prepare_shards,
     python_text,
     read_shards,
@@ -276,12 +277,11 @@ class DecoderPretraining(Pretraining[Settings, Batch]):
 
 def prepare_data(folder: Path, parameters: Mapping[str, object]) -> DataIdentity:
     """Digest shards, or check token files. A folder without either gets FineWeb-10B, 20 GB."""
-    is_empty = not has_shards(folder) and not (folder / "tokens.json").exists()
-    if is_empty or is_begun(folder):
+    if parameters.get("data") == "tokens" or (has_tokens(folder) and not has_shards(folder)):
+        return read_tokens(folder, sys.maxsize).identify()
+    if not has_shards(folder) or is_begun(folder):
         fetch_published(FINEWEB, folder, print)
-    if has_shards(folder):
-        return prepare_shards(folder)
-    return read_tokens(folder, sys.maxsize).identify()
+    return prepare_shards(folder)
 
 
 def validation_arrays(folder: Path) -> tuple[Tokens, Tokens]:

@@ -141,21 +141,25 @@ class _Facts:
     bytes_per_token: float | None
 
 
+_EXAMPLE = '{"dtype": "uint16", "vocabulary": 50257}'
+
+
 def _read_facts(path: Path) -> _Facts:
     try:
         found = json.loads(path.read_text("utf-8"))
     except FileNotFoundError:
         raise EnvironmentUnfitError(
-            f"there is no {path}",
-            "Put train.bin, val.bin and tokens.json there (docs: language models), or --set data=synthetic.",
+            f"there is no {path}, which says what the token files hold",
+            f"For GPT-2's tokens: echo '{_EXAMPLE}' > {path}   (docs: language models); without files: "
+            "--set data=synthetic",
         ) from None
     except (OSError, ValueError) as error:
         raise EnvironmentUnfitError(f"{path} cannot be read: {error}", "Write it again.") from None
-    is_fit = isinstance(found, dict) and found.get("dtype") in DTYPES and isinstance(found.get("vocabulary"), int)
+    is_fit = isinstance(found, dict) and found.get("dtype") in DTYPES and type(found.get("vocabulary")) is int
     if not is_fit:
         raise EnvironmentUnfitError(
             f'{path} is not an object with "dtype" (uint16 or uint32) and "vocabulary" (a number)',
-            'For example: {"dtype": "uint16", "vocabulary": 50257}',
+            f"For example: {_EXAMPLE}",
         )
     size = found.get("bytes_per_token")
     return _Facts(
@@ -170,7 +174,9 @@ def _map(path: Path, facts: _Facts) -> Tokens:
     try:
         if (size := path.stat().st_size) % DTYPES[facts.dtype].itemsize:
             raise EnvironmentUnfitError(f"{path} has {size} bytes, no whole number of {facts.dtype}", "Write it again.")
-        mapped: Tokens = np.memmap(path, DTYPES[facts.dtype], mode="r") if size else np.zeros(0, DTYPES[facts.dtype])
+        if not size:
+            raise EnvironmentUnfitError(f"{path} is empty", "Write it again.")
+        mapped: Tokens = np.memmap(path, DTYPES[facts.dtype], mode="r")
     except FileNotFoundError:
         raise EnvironmentUnfitError(f"there is no {path}", "The data type is that of tokens.json.") from None
     except (OSError, ValueError) as error:
@@ -183,7 +189,18 @@ def _map(path: Path, facts: _Facts) -> Tokens:
             f"{path} holds the token {highest}, but its vocabulary has {facts.vocabulary}",
             'Correct "vocabulary" or "dtype" in tokens.json.',
         )
+    upper = mapped[1:edge:2]  # halves of numbers, if it holds uint32
+    if facts.dtype == "uint16" and len(upper) > 1000 and upper.max() <= 1 < mapped[:edge:2].max():
+        raise EnvironmentUnfitError(
+            f"every second number of {path} is 0 or 1, so it holds uint32 and not uint16",
+            'Correct "dtype" in tokens.json.',
+        )
     return mapped
+
+
+def has_tokens(folder: Path) -> bool:
+    """Whether there are token files, or one of them."""
+    return any((folder / name).exists() for name in ("tokens.json", *SPLITS.values()))
 
 
 # --- windows --------------------------------------------------------------------------------------------------------

@@ -319,14 +319,28 @@ def find_folder(folder: Path, name: str) -> Path:
 
 
 def encode_once(
-    cache: Path, name: str, key: object, texts: tuple[Path, Path], dictionary: Path, words: Words, longest: int
+    cache: Path, task: str, name: str, key: object, place: Path, dictionary: Path, words: Words, longest: int
 ) -> Pairs:
-    """The pairs of two texts, encoded by the first caller and kept in `cache`."""
+    """The pairs of the texts NAME.en and NAME.de in `place`, encoded by the first caller and kept in `cache`.
+
+    Raises EnvironmentUnfitError that names the one that is missing, and what `encode_text` raises."""
+    texts = (place / f"{name}.{LANGUAGES[0]}", place / f"{name}.{LANGUAGES[1]}")
+    missing = [text for text in texts if not text.is_file()]
+    if missing:
+        packed = missing[0].with_name(f"{missing[0].name}.gz")
+        raise EnvironmentUnfitError(
+            f"there is no {missing[0].name} in {place}",
+            f"gunzip -k {packed}"
+            if packed.is_file()
+            else f"Put it there. In a folder without {dictionary.name}, mlbench data prepare {task} fetches and makes "
+            "all files; the preset tiny generates data.",
+        )
 
     def build(place: Path) -> None:
         encode_text(texts, words.encode, place, words.size, longest)
 
-    return read_encoded(cached_folder(cache, f"{name}-{longest}", key, lambda: [*texts, dictionary], build).folder)
+    entry = f"{task.partition('_')[0]}-{name}-{longest}"
+    return read_encoded(cached_folder(cache, entry, key, lambda: [*texts, dictionary], build).folder)
 
 
 def fetch_text(published: Published, place: Path, out: Path, parts: "Mapping[str, Sequence[Part]]") -> None:

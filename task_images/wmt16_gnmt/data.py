@@ -162,8 +162,10 @@ class Vocabulary:
 
 
 def read_vocabulary(path: Path) -> Vocabulary:
-    """The vocabulary in `path`. Raises EnvironmentUnfitError if a line is not exactly one word."""
+    """The vocabulary in `path`. Raises EnvironmentUnfitError if a line is not exactly one word, or there is none."""
     words = list(lines(path))
+    if not words:
+        raise EnvironmentUnfitError(f"{path} is empty", "Delete it and prepare the data again.")
     for number, word in enumerate(words, start=1):
         if len(word.split()) != 1:
             raise EnvironmentUnfitError(
@@ -193,13 +195,7 @@ def read_corpus(folder: Path, cache: Path, longest: int, longest_test: int) -> C
 
     def read_pairs(part: str, longest: int) -> Pairs:
         name = TRAIN if part == "train" else TEST
-        texts = (place / f"{name}.{LANGUAGES[0]}", place / f"{name}.{LANGUAGES[1]}")
-        if not texts[0].is_file():
-            raise EnvironmentUnfitError(
-                f"there is no {texts[0].name} in {place}",
-                "mlbench data prepare wmt16_gnmt fetches and makes it; the preset tiny generates data.",
-            )
-        return encode_once(cache, f"wmt16-{name}", FORM, texts, place / VOCABULARY, vocabulary, longest)
+        return encode_once(cache, "wmt16_gnmt", name, FORM, place, place / VOCABULARY, vocabulary, longest)
 
     found = corpora.read_corpus(place, vocabulary, read_pairs, REFERENCE, OFFICIAL, longest, longest_test)
     return replace(

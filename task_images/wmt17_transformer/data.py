@@ -183,14 +183,8 @@ def read_corpus(folder: Path, cache: Path, vocabulary: int, longest: int, longes
         prefixes = [place / f"{name}.en-de.{language}" for language in LANGUAGES]
         if prefixes[0].with_name(f"{prefixes[0].name}.idx").is_file():
             return Pairs(read_indexed(prefixes[0]), read_indexed(prefixes[1]))
-        texts = (place / f"{name}.{LANGUAGES[0]}", place / f"{name}.{LANGUAGES[1]}")
-        if not texts[0].is_file():
-            raise EnvironmentUnfitError(
-                f"there is neither {prefixes[0].name}.idx nor {texts[0].name} in {place}",
-                "mlbench data prepare wmt17_transformer fetches WMT17 English-German; the preset tiny generates data.",
-            )
         key = [FORM, subtokens.size]
-        return encode_once(cache, f"wmt17-{name}", key, texts, place / DICTIONARY, subtokens, longest)
+        return encode_once(cache, "wmt17_transformer", name, key, place, place / DICTIONARY, subtokens, longest)
 
     return corpora.read_corpus(place, subtokens, read_pairs, "test.de", OFFICIAL, longest, longest_test)
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from task_images.contract import EnvironmentUnfitError, TaskUsageError
+from task_images.gpt_pretraining.task import prepare_data
 from task_images.language.tokens import (
     IGNORED,
     Part,
@@ -88,9 +89,27 @@ def test_damaged_token_files_say_what_is_wrong(tmp_path: Path) -> None:
     with pytest.raises(EnvironmentUnfitError, match="3 bytes"):
         read_tokens(tmp_path, 10)
     (tmp_path / "train.bin").write_bytes(b"")
+    with pytest.raises(EnvironmentUnfitError, match="is empty"):
+        read_tokens(tmp_path, 10)
+    np.arange(9999, dtype="<u4").tofile(tmp_path / "train.bin")
+    (tmp_path / "tokens.json").write_text(json.dumps({"dtype": "uint16", "vocabulary": 10_000}))
+    with pytest.raises(EnvironmentUnfitError, match="it holds uint32 and not uint16"):
+        read_tokens(tmp_path, 10_000)
+    (tmp_path / "train.bin").write_bytes(b"\1\0")
     (tmp_path / "val.bin").write_bytes(b"\1\0")
-    with pytest.raises(EnvironmentUnfitError, match="0 tokens are too few"):
-        Windows(read_tokens(tmp_path, 10).train, 4, 1)
+    with pytest.raises(EnvironmentUnfitError, match="1 tokens are too few"):
+        Windows(read_tokens(tmp_path, 10_000).train, 4, 1)
+
+
+def test_token_files_without_their_description_are_not_replaced_by_a_download(tmp_path: Path) -> None:
+    """As nanoGPT writes them; FineWeb-10B would be 20 GB."""
+    for name in ("train.bin", "val.bin"):
+        np.arange(99, dtype="<u2").tofile(tmp_path / name)
+    with pytest.raises(EnvironmentUnfitError, match=r"there is no .*tokens\.json") as refused:
+        prepare_data(tmp_path, {"data": "shards"})
+    assert f'echo \'{{"dtype": "uint16", "vocabulary": 50257}}\' > {tmp_path}/tokens.json' in str(refused.value.hint)
+    with pytest.raises(EnvironmentUnfitError, match=r"there is no .*tokens\.json"):
+        prepare_data(tmp_path / "empty", {"data": "tokens"})
 
 
 def test_the_text_of_python_has_documents_and_two_splits() -> None:

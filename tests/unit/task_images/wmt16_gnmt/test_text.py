@@ -30,6 +30,9 @@ def test_a_vocabulary_file_has_one_word_a_line(tmp_path: Path) -> None:
     (tmp_path / "vocab").write_text("a\nb 5\n")
     with pytest.raises(EnvironmentUnfitError, match=r"line 2 of .* is not one word: 'b 5'"):
         read_vocabulary(tmp_path / "vocab")
+    (tmp_path / "vocab").write_text("")
+    with pytest.raises(EnvironmentUnfitError, match="vocab is empty"):
+        read_vocabulary(tmp_path / "vocab")
 
 
 def test_numbers_become_a_sentence_as_people_write_it() -> None:
