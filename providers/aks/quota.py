@@ -115,7 +115,8 @@ def check_machines(azure: Azure, demands: Sequence[Demand], zones: Sequence[str]
 
     def check() -> list[str]:
         offers = list_offers(azure)
-        found = [_require_offer(azure, offers, demand) for demand in demands]
+        flags = [*["--system-machine-type"] * (len(demands) - 1), "--machine-type"]
+        found = [_require_offer(azure, offers, demand, flag) for demand, flag in zip(demands, flags, strict=True)]
         _check_zones(azure, found[-1], zones)
         _check_quotas(azure, demands, found, list_quotas(azure))
         return []
@@ -172,16 +173,19 @@ def _offer(item: Message) -> Offer:
     )
 
 
-def _require_offer(azure: Azure, offers: dict[str, Offer], demand: Demand) -> Offer:
+def _require_offer(azure: Azure, offers: dict[str, Offer], demand: Demand, flag: str) -> Offer:
+    """The offer of the machines, which `flag` chooses."""
     name = demand.machine.name
     found = offers.get(name.lower())
     listing = f"az vm list-skus --location {azure.location} --size {name} --all -o table"
     if found is None:
-        raise UsageError(f"The region {azure.location} has no {name}.", hint=f"Use another --region, or: {listing}")
+        raise UsageError(
+            f"The region {azure.location} has no {name}.", hint=f"Use another --region or {flag}: {listing}"
+        )
     if found.refused:
         raise CapacityError(
             f"The subscription may not use {name} in {azure.location}: {found.refused}.",
-            hint=f"Choose another --region or VM size, or ask Azure support for access: {listing}",
+            hint=f"Choose another --region or {flag}, or ask Azure support for access: {listing}",
             details={"reason": "restricted"},
         )
     if demand.spot and not found.can_be_spot:

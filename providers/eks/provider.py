@@ -169,7 +169,8 @@ class EksProvider(Provider):
             warnings += more
         else:
             check_public_access(aws, groups)
-        zones_for(aws, list(groups[0].types), zone)  # the system's machines are in the zone of the workers
+        # The system's machines are in the zone of the workers.
+        zones_for(aws, list(groups[0].types), zone, "--system-machine-type")
         if workers.reservation:  # already granted: vCPU quotas do not apply to blocks
             warnings += check_reservation(
                 find_reservation(aws, workers.reservation), workers.types[0], workers.count, options.zone

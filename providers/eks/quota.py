@@ -234,9 +234,9 @@ def _check_quota(
 # Existing subnets (`--subnets`) must meet the requirements of EKS and machines. Sources: docs/development.
 
 
-def zones_for(aws: Aws, machine_types: list[str], zone: str | None) -> list[str]:
+def zones_for(aws: Aws, machine_types: list[str], zone: str | None, flag: str = "--machine-type") -> list[str]:
     """At least two zones of the region where EKS has control planes; first `zone`, or else one with these machine
-    types.
+    types, which `flag` chooses.
 
     Raises UsageError if `zone` is none of those or does not have them, CapacityError if no zone of the region does.
     """
@@ -252,7 +252,7 @@ def zones_for(aws: Aws, machine_types: list[str], zone: str | None) -> list[str]
         place = f"The zone {zone} does not have" if zone else f"No zone of {aws.region} has"
         raise UsageError(
             f"{place} {machine_types[0]} together with control planes of EKS.",
-            hint=f"Use one of: {', '.join(offering)}" if offering else "Choose another --region.",
+            hint=f"Use one of: {', '.join(offering)}, or another {flag}" if offering else "Choose another --region.",
         )
     ordered = sorted(zones, key=lambda name: (name != zone, name not in offering, name))
     if len(ordered) < 2:

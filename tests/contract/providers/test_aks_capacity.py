@@ -92,6 +92,9 @@ def test_spot_machines_use_the_spot_quota_only(mlbench: Any, world: World) -> No
 
 
 def test_a_size_that_the_subscription_may_not_use_is_refused(mlbench: Any, world: World) -> None:
+    world.refused_sizes = {"Standard_D2s_v5"}  # which the user has not chosen
+    system = mlbench(*T4)
+    assert (system.code, "or --system-machine-type" in system.err) == (5, True), system.err
     world.refused_sizes = {"Standard_NC4as_T4_v3"}
     done = mlbench(*T4)
     assert (done.code, "NotAvailableForSubscription" in done.err) == (5, True)

@@ -177,3 +177,14 @@ def test_a_zone_without_control_planes_is_refused_and_never_chosen(command: Call
         assert "No zone of us-east-1 has m5.large" in refused.err
     finally:
         aws.rules(offered=[])
+
+
+def test_a_zone_without_the_system_s_machines_names_their_option(command: Callable[..., Any], aws: AwsClient) -> None:
+    aws.rules(offered=[["m5.large", "eu-west-1a"], ["t3.large", "eu-west-1c"]])
+    try:
+        words = ("create-cluster", "eks", "2", "never", "-t", "m5.large", "--dry-run")
+        refused = command(*words, "--system-machine-type", "t3.large")
+        assert (refused.code, "The zone eu-west-1a does not have t3.large" in refused.err) == (2, True), refused.err
+        assert "--system-machine-type" in refused.err.rpartition("Next:")[2]
+    finally:
+        aws.rules(offered=[])
