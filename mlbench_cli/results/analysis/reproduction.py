@@ -39,7 +39,7 @@ from mlbench_cli.results.analysis.stats import (
     upper_deviation,
 )
 from mlbench_cli.results.archive.files import Archive
-from mlbench_cli.util.text import counted
+from mlbench_cli.util.text import counted, list_some
 
 DEFAULT_MARGIN = 0.10
 REPEATS_OF_ONE = MIN_HISTORY  # of an original that is a single run, whose spread nobody knows
@@ -148,7 +148,9 @@ def choose_figures(original: Sequence[Archive], asked: Sequence[str] = ()) -> li
     known = set.intersection(*(set(figures(archive)) for archive in original))
     for name in asked:
         if name not in known:
-            raise UsageError(f'The original has no figure "{name[:60]}".', hint=f"One of: {', '.join(sorted(known))}")
+            lacking = [archive.name for archive in original if name not in figures(archive)]
+            who = "The original has" if len(lacking) == len(original) else f"{list_some(lacking)} of the original has"
+            raise UsageError(f'{who} no figure "{name[:60]}".', hint=f"One of: {', '.join(sorted(known))}")
     if asked:
         return list(dict.fromkeys(asked))
     if bandwidths := sorted(name for name in known if name.endswith(_BANDWIDTH)):

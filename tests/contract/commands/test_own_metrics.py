@@ -197,6 +197,8 @@ def test_a_gate_fails_on_a_metric_that_diverged(capsys: Captured) -> None:
     assert check["reason"].startswith("loss of the baseline: nan in 1 of 3 runs.")
     assert run(["compare", "good", "once"]) == 0
     assert "nan in 1 of 3 runs" in capsys.readouterr().out
+    assert run(["reproduce", "once", "--metric", "loss"]) == 2
+    assert 'once-1-r1 of the original has no figure "loss"' in capsys.readouterr().err
 
 
 def test_values_in_different_units_are_not_compared(capsys: Captured) -> None:
