@@ -59,13 +59,10 @@ def figures(archive: Archive) -> dict[str, Figure]:
         for name, found in _own_figures(archive)
         if math.isfinite(found.value)
     }
-    goal = archive.result["goal"]
     reported = {
         name: Figure(value, summary.unit, summary.higher_is_better, is_metric=True)
         for metric, summary in program_metrics(archive).items()
-        for name, value in summary.figures(
-            f"reported {metric}" if metric in own and not (goal and metric == goal["metric"]) else metric
-        )
+        for name, value in summary.figures(metric)
         if name not in own
     }
     return {**own, **reported}
@@ -75,7 +72,7 @@ _known: "WeakKeyDictionary[Archive, dict[str, MetricSummary]]" = WeakKeyDictiona
 
 
 def program_metrics(archive: Archive) -> dict[str, MetricSummary]:
-    """The figures of every metric that rank 0 reported, by name."""
+    """The figures of every metric that rank 0 reported, by the names that they have everywhere."""
     if archive not in _known:
         tally = MetricTally()
         for row in archive.metrics():
@@ -83,7 +80,9 @@ def program_metrics(archive: Archive) -> dict[str, MetricSummary]:
             if row.get("rank") == 0 and isinstance(name, str) and (is_finite_number(value) or isinstance(value, str)):
                 tally.take(name, value if isinstance(value, str) else float(value), row.get("unit"))
         goal = archive.result["goal"]
-        _known[archive] = tally.summarize(Goal(goal["metric"], goal["comparison"], goal["threshold"]) if goal else None)
+        found = tally.summarize(Goal(goal["metric"], goal["comparison"], goal["threshold"]) if goal else None)
+        taken = {name for name, _ in _own_figures(archive)} - {goal["metric"] if goal else None}
+        _known[archive] = {f"reported {name}" if name in taken else name: each for name, each in found.items()}
     return _known[archive]
 
 

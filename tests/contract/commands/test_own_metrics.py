@@ -137,6 +137,7 @@ def test_a_metric_keeps_its_unit_and_is_told_from_figures_of_its_name(capsys: Ca
     assert run(["status", "named-1-r1"]) == 0
     out = capsys.readouterr().out
     assert "120 images/s" in out
+    assert "reported seconds" in out
     assert "70.0 K" in out
 
 
