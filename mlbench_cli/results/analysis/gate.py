@@ -120,7 +120,8 @@ def decide(
     worse = row.ratio.inverse if higher else row.ratio
     shown = f"; {found.sessions.note}{'; the sides did not alternate' if found.sessions.in_blocks else ''}"
     verdict = worse.gate(limit, checks)
-    undecided = ". The interval includes the limit; more repeats narrow it" if verdict is Verdict.CANNOT_TELL else ""
+    what = "interval, with the uncertainty of the baseline's mean," if worse.is_difference else "interval"
+    undecided = f". The {what} includes the limit; more repeats narrow it" if verdict is Verdict.CANNOT_TELL else ""
     if verdict is Verdict.CANNOT_TELL and worse.gate(limit) is Verdict.FAILED:
         undecided = f". It is beyond the limit, but not surely so as one of {checks} checks at once"
     return say(verdict, f"{begin}{shown}{undecided}.")

@@ -169,11 +169,14 @@ class Ratio(Struct, frozen=True):
         ends = self.interval()
         return ends[1] if ends else None
 
-    def interval(self, checks: int = 1) -> tuple[float, float] | None:
-        """Both ends of the 95 % interval; of one of several `checks` at once, those of the wider one."""
+    def interval(self, checks: int = 1, share: float = 1.0) -> tuple[float, float] | None:
+        """Both ends of the 95 % interval; of one of several `checks` at once, those of the wider one. A difference that
+        is judged by a share of the old mean is as uncertain as new - c * old with c up to `share`: at most `share`
+        times as much."""
         if self.error is None:
             return None
         reach = student_quantile(self.freedom, 1 - (1 - CONFIDENCE) / checks) * self.error if self.error else 0.0
+        reach *= share if self.is_difference else 1.0
         return self._scale(self.shift - reach), self._scale(self.shift + reach)
 
     @property
@@ -190,8 +193,8 @@ class Ratio(Struct, frozen=True):
     def gate(self, limit: float, checks: int = 1) -> Verdict:
         """Of a ratio of which more is worse: is it worse than `limit`? A failure is one of `checks` at once. The limit
         of a difference is that share of the old mean: 1.1 allows 10 % of its magnitude."""
+        ends, strict = self.interval(1, limit), self.interval(checks, limit)
         limit = limit if self.base is None else (limit - 1) * self.base
-        ends, strict = self.interval(), self.interval(checks)
         if ends is None or strict is None or self.is_confounded:
             return Verdict.CANNOT_TELL
         if strict[0] > limit:
@@ -200,7 +203,7 @@ class Ratio(Struct, frozen=True):
 
     def same(self, margin: float, checks: int = 1) -> Verdict:
         """Are both sides the same within `margin`, such as 0.1? "Different" is one of `checks` at once."""
-        ends, strict = self.interval(), self.interval(checks)
+        ends, strict = self.interval(1, 1 + margin), self.interval(checks, 1 + margin)
         if ends is None or strict is None:
             return Verdict.CANNOT_TELL
         least, most = (1 / (1 + margin), 1 + margin) if self.base is None else (-margin * self.base, margin * self.base)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from mlbench_cli.results.analysis.sessions import Sessions, relate
 from mlbench_cli.results.analysis.stats import (
     MAX_REPEATS,
     MIN_RUNS,
@@ -183,3 +184,14 @@ def test_the_simulation_of_verdicts_keeps_its_errors() -> None:
         assert same.reproduced > 0.95
         assert margin.reproduced < 0.06
         assert longer.different > 0.95
+
+
+def test_a_difference_at_its_limit_seldom_fails_or_passes() -> None:
+    """Although the limit is a share of a mean that is not known exactly."""
+    stream, once = random.Random(5), Sessions((1,) * 5, (1,) * 5)
+    found = []
+    for _ in range(400):
+        old, new = ([stream.gauss(mean, 1.0) for _ in range(5)] for mean in (-10.0, -15.0))
+        found.append(known(relate(old, new, once, takes_difference=True)).inverse.gate(1.5))
+    assert found.count(Verdict.FAILED) < 0.04 * len(found)
+    assert found.count(Verdict.PASSED) < 0.04 * len(found)
