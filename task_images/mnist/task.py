@@ -1,6 +1,6 @@
 """A small network on MNIST: synchronous SGD on MNIST to a validation accuracy."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from torch.nn.functional import nll_loss
 
@@ -102,7 +102,7 @@ def main(contract: Contract) -> None:
         train_classifier(
             world,
             report,
-            replace(settings, batch_size=share),
+            settings,
             model=model,
             data=ImageData(
                 world,
@@ -116,7 +116,10 @@ def main(contract: Contract) -> None:
             ),
             schedule=PerEpoch(Constant(settings.learning_rate)),
             loss=nll_loss,
-            details={"images": [len(images.training[1]), len(images.validation[1])]},
+            details={
+                "images": [len(images.training[1]), len(images.validation[1])],
+                "global_batch": share * world.size,
+            },
         )
 
 

@@ -80,6 +80,8 @@ def test_the_task_trains_on_real_files(ranks: RankServer, folder: Path) -> None:
     assert (result["data"], result["synthetic"], result["data_identity"]["official"]) == ("MNIST", False, False)
     assert result["details"]["images"] == [400, 100]
     assert result["samples"] == 800
+    used = result["details"]["options"]  # the judge compares them with the run's
+    assert (used["batch_size"], result["details"]["global_batch"]) == (parameters["batch_size"],) * 2
     assert "data: a part of the official data: 400 training images instead of 60000" in first.stdout
 
 
