@@ -21,11 +21,13 @@ from mlbench_cli.model.cluster_details import ClusterDetails
 from mlbench_cli.model.run import Cluster, ClusterIdentity
 from mlbench_cli.model.spec import check_name
 from mlbench_cli.storage.store import Store
+from mlbench_cli.util.times import parse_timestamp
 from providers import registry
 from providers.base import PartialSearchError, Plan, Provider, Resource, delete_command
 from providers.helm.install import WAIT_SECONDS, Installation, Release, prepare_chart
 from providers.lifecycle import Report, hold_operation_lock, is_operation_running, up
 
+CREATION_SECONDS = 3600.0  # more than nearly every creation takes
 # TTL of a paid cluster that no person has confirmed: long enough for a benchmark, short enough for a bill.
 UNATTENDED_TTL = "8h"
 
@@ -476,18 +478,22 @@ def require_account(provider: Provider, cluster: Cluster) -> None:
 
 
 def list_abandoned(store: Store, search: Search, names: Sequence[str] | None) -> list[Cluster]:
-    """Recorded clusters whose creation nobody continues: the client was killed. As their cloud shows them, if it
-    does; those of clouds that could not be searched are left out."""
+    """Recorded clusters whose creation has failed, also for their cloud, or that nobody continues: the client was
+    killed. As their cloud shows them, if it does; those of clouds that could not be searched are left out."""
     creators = [name for name in _creators(names) if name not in search.errors]
     records = [
         cluster
         for cluster in store.clusters()
-        if cluster.state == "creating"
+        if cluster.state in ("creating", "failed")
         and cluster.provider in creators
         and not is_operation_running(store, cluster.name)
     ]
     shown = [[item for item in search.found if item.identity.matches(record.identity)] for record in records]
-    return [found[0] if found else record for record, found in zip(records, shown, strict=True)]
+    return [
+        found[0] if found else record
+        for record, found in zip(records, shown, strict=True)
+        if record.state == "creating" or (found and found[0].state == "failed")
+    ]
 
 
 def list_gone(store: Store, search: Search, names: Sequence[str] | None = None) -> list[Cluster]:
@@ -526,6 +532,17 @@ def removal_reason(
         return None
     if is_known(cluster, abandoned):
         return "partly created"
-    if cluster.state in ("failed", "deleting"):
-        return "partly created" if cluster.state == "failed" else "partly deleted"
+    if cluster.state == "deleting":
+        return "partly deleted"
+    if cluster.state == "failed" and not may_be_in_creation(cluster):
+        return "partly created"
     return "unknown here" if include_unknown and not is_known(cluster, known) else None
+
+
+def may_be_in_creation(cluster: Cluster) -> bool:
+    """Whether the cluster is incomplete, but so new that another machine may still be creating it."""
+    try:
+        age = time.time() - parse_timestamp(cluster.created)
+    except ValueError:
+        return False  # its cloud does not tell
+    return cluster.state == "failed" and age < CREATION_SECONDS

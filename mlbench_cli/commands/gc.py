@@ -48,7 +48,8 @@ def gc(
 
     On attached hosts and Slurm clusters, it ends processes of runs that have no agent.
 
-    Clusters are found by their tags, so this also works with an empty data folder. Records of clusters that were
+    Clusters are found by their tags, so this also works with an empty data folder. Incomplete ones that it does not
+    know are left for an hour, because another machine may be creating them. Records of clusters that were
     deleted on another machine are removed. --all also deletes complete clusters that this data folder does not know:
     someone else may be using them. mlbench searches every project in which this data folder has clusters. The exit code
     is 8 if a cloud could not be searched, or if a cluster was kept because its results were not fetched yet.
@@ -88,6 +89,12 @@ def gc(
         console.warn(f"Clusters of other owners are kept: {named}. --everybody includes them.")
     for name, error in search.errors.items():
         console.warn(clusters.describe_search_error(name, error))
+    for cluster in search.found:
+        if not expired and not reason(cluster) and clusters.may_be_in_creation(cluster):
+            console.note(
+                f"{cluster.name} is incomplete, but may still be being created on another machine. If it is not: "
+                f"{delete_command(cluster)}"
+            )
     documents = [{**cluster_document(cluster), "why": why} for cluster, why in listed]
     orphans = find_orphans(store, providers)
     for orphan in orphans:

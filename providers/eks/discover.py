@@ -128,7 +128,7 @@ def _to_cluster(
 
 def _workers(aws: Aws, name: str) -> dict[str, Any] | None:
     group = find_raw_group(aws, name, worker_group(Cluster(name, "eks")))
-    if group is None or group["status"] not in ("ACTIVE", "UPDATING"):
+    if group is None or group["status"] not in ("ACTIVE", "UPDATING", "DEGRADED"):
         return None
     machine = (group.get("instanceTypes") or [""])[0]
     known = GPU_MACHINES.get(machine)

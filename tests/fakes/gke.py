@@ -12,6 +12,7 @@ import threading
 import time
 from concurrent import futures
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, NoReturn
@@ -172,7 +173,7 @@ class World(CloudDouble, PoolRules):
         self.check_zones(asked.locations, request.parent.split("/")[3])
         made = g.Cluster(asked)
         made.status, made.location = Status.PROVISIONING, request.parent.split("/")[3]
-        made.create_time = "2026-11-20T10:00:00+00:00"
+        made.create_time = datetime.now(UTC).isoformat(timespec="seconds")
         self.clusters[path] = made
 
         def finish(failed: bool) -> None:

@@ -15,6 +15,7 @@ from providers.eks.options import EksOptions
 from providers.eks.provider import EksProvider
 from tests.contract.providers.eks_world import REGION, make
 from tests.fakes.aws_server import AwsClient
+from tests.fakes.azure_arm import World as AzureWorld
 from tests.fakes.gke import World
 from tests.fakes.gke_facts import PROJECT
 
@@ -173,3 +174,27 @@ def test_a_cluster_that_the_caller_may_not_describe_hides_no_other(
     aws.calm("me")
     for name in ("ours-0", "theirs-0"):
         assert command("delete-cluster", "eks", name, "--yes").code == 0
+
+
+@pytest.mark.parametrize("provider", ["gke", "eks", "aks"])
+def test_gc_leaves_a_cluster_that_another_machine_may_be_creating(
+    *, provider: str, command: Callable[..., Any], aws: AwsClient, gke_world: World, azure_world: AzureWorld,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    """Until its workers are there, it looks like one whose creation has failed. The owner of jobs in CI is the same."""
+    gke_world.trouble["CreateNodePool"] = "PERMISSION_DENIED-before"
+    azure_world.failing = {"agentPools": "stockout"}
+    aws.order("me", "deny", action="cloudformation:CreateStack mlbench-new-0-workers", times=99)
+    monkeypatch.setenv("MLBENCH_HOME", str(tmp_path / "creator"))
+    assert command("create-cluster", provider, "0", "new", "--yes").code in (3, 5)
+    gke_world.trouble.clear()
+    aws.calm("me")
+    monkeypatch.setenv("MLBENCH_HOME", str(tmp_path / "other"))
+    kept = command("gc", provider, "--yes")
+    assert (kept.code, kept.out) == (0, "Nothing to delete.\n")
+    assert "new-0 is incomplete, but may still be being created on another machine" in kept.err
+    assert f"mlbench delete-cluster {provider} new-0" in kept.err
+    monkeypatch.setenv("MLBENCH_HOME", str(tmp_path / "creator"))
+    done = command("gc", provider, "--yes")
+    assert (done.code, "partly created" in done.out) == (0, True), done.err
+    assert "The cluster new-0 is deleted" in done.out
