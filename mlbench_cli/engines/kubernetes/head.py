@@ -30,6 +30,7 @@ from mlbench_cli.engines.kubernetes.workers import (
     has_started,
     is_cut_off,
     is_on_silent_node,
+    seconds,
     why_gone,
 )
 from mlbench_cli.engines.observe import NodeReport, Snapshot, explain_absence
@@ -156,8 +157,12 @@ class KubernetesHead(RemoteHead):
         stopped already."""
         with suppress(ObjectNotFound):
             job = read_job(api, self._namespace, self.run)
-            if not is_over(job) and (is_suspended(job) or active(self._list_workers(api), {})):
-                self.stop(api, ending)
+            pods = self._list_workers(api)
+            left = [pods[worker] for worker in active(pods, {})]
+            # Their commands have ended: they are about to end by themselves, and so the Job is complete.
+            are_done = ending == Ending.EXITED and all(map(has_started, left))
+            if not is_over(job) and (is_suspended(job) or left):
+                self.stop(api, ending, GRACE_SECONDS if are_done else 0)
 
     def _await_head(self, api: Api) -> Snapshot:
         """The head's snapshot, once everything that is still being sent has arrived there; while it is not running,
@@ -291,9 +296,9 @@ class KubernetesHead(RemoteHead):
             patch_job(api, job, {"metadata": {"annotations": {FETCHED_ANNOTATION: now()}}})
             api.delete(object_path("Job", self._namespace, head_name(self.run.name)))
 
-    def stop(self, api: Api, ending: str) -> None:
-        """Let the Job controller end the Job, which then expires. `ending` is recorded on it, so that every client
-        reports the same one.
+    def stop(self, api: Api, ending: str, within: int = 0) -> None:
+        """Let the Job controller end the Job `within` seconds; then it expires. `ending` is recorded on it, so that
+        every client reports the same one.
         """
         with suppress(ObjectNotFound):
             job = read_job(api, self._namespace, self.run)
@@ -302,9 +307,12 @@ class KubernetesHead(RemoteHead):
                     if not self.read().is_served:  # what pods have printed goes with them
                         self._ask_workers(api, self._list_workers(api))
                 stopped = {"annotations": {STOPPED_ANNOTATION: f"{ending} {now()}"}}
-                # The deadline of a suspended Job does not count: it is released to have no pods.
-                release = {"suspend": False, "parallelism": 0} if is_suspended(job) and queue_of(job) is None else {}
-                patch_job(api, job, {"metadata": stopped, "spec": {"activeDeadlineSeconds": 1, **release}})
+                clock = time.time() + api.server_ahead
+                lasted = clock - (seconds(job.get("status", {}).get("startTime")) or clock)
+                change = {"activeDeadlineSeconds": max(1, round(lasted) + within) if within else 1}
+                if is_suspended(job) and queue_of(job) is None:  # its deadline would not count
+                    change |= {"suspend": False, "parallelism": 0}
+                patch_job(api, job, {"metadata": stopped, "spec": change})
 
     def close(self) -> None:
         """Close the connections; a later request connects again."""

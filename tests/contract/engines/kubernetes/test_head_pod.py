@@ -71,6 +71,20 @@ def test_another_head_takes_over_and_nothing_is_lost(server: KubeApi, store: Sto
     assert find_problems(run.folder) == []
 
 
+def test_the_job_of_a_run_that_has_completed_does_not_fail(
+    server: KubeApi, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Although its results are here before the cluster sees that its pods have ended: monitoring alerts on failed
+    Jobs."""
+    monkeypatch.setattr("tests.fakes.kubelet.LOOK_SECONDS", 3.0)
+    run = record(store, "echo done")
+    with Kubelet(server, tmp_path / "pods"):
+        submit(server, run)
+        assert supervise.follow(run, KubernetesEngine(server.access), store).outcome == "completed"
+        until(lambda: "conditions" in server.objects["jobs", "r-2"]["status"])
+    assert [item["type"] for item in server.objects["jobs", "r-2"]["status"]["conditions"]] == ["Complete"]
+
+
 @pytest.mark.parametrize("ends", ["while it runs", "before all have come"])
 def test_the_job_of_a_stopped_run_ends_and_so_expires(server: KubeApi, store: Store, tmp_path: Path, ends: str) -> None:
     runs = ends == "while it runs"
