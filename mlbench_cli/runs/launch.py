@@ -119,7 +119,9 @@ def _on_this_machine(request: Request) -> Request:
     if path is None:
         return request
     if "\0" in path or not Path(path).is_dir():
-        raise NotFoundError(f"--data-dir: the folder {shorten(path)} does not exist.")
+        is_file = "\0" not in path and Path(path).is_file()
+        what = f"{shorten(path)} is a file" if is_file else f"the folder {shorten(path)} does not exist"
+        raise NotFoundError(f"--data-dir: {what}.")
     return replace(request, data_dir=os.path.abspath(path))
 
 

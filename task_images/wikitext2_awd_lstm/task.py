@@ -101,7 +101,7 @@ TASK = Task(
     files={
         "when": {"data": "wikitext-2"},
         "folders": [".", "wikitext-2", "wikitext-2-v1", "wikitext-2-v1/wikitext-2"],
-        "wanted": [["wiki.train.tokens", "wikitext-2-v1.zip"]],
+        "wanted": [["wiki.train.tokens", "wikitext-2-v1.zip", "wikitext2.cache"]],
         "imports": ["wiki.valid.tokens", "wiki.test.tokens"],
         "instead": "--preset tiny",
     },

@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 import pickle
+import shutil
 import struct
 import tarfile
 import zipfile
@@ -159,6 +160,9 @@ def test_texts_are_found_where_tools_unpack_them(tmp_path: Path, place: str) -> 
     assert len(wikitext.read_corpus(tmp_path).train) == 3
     wanted = load_task("wikitext2_awd_lstm").files
     assert wanted is not None
+    assert not wanted.list_missing(str(tmp_path))
+    shutil.rmtree(tmp_path / place)  # they are no longer needed
+    assert len(wikitext.read_corpus(tmp_path).train) == 3
     assert not wanted.list_missing(str(tmp_path))
 
 
