@@ -151,6 +151,13 @@ def test_a_resumed_experiment_may_share_the_machine(capsys: Captured) -> None:
     assert len(read_output()) == 2
 
 
+def test_repeats_count_among_the_runs_of_an_experiment(capsys: Captured) -> None:
+    values = ",".join(map(str, range(11)))
+    words = ["run", "x", "1", "--command", "echo {k}", "--matrix", f"set.k={values}", "--repeat", "1000", "--dry-run"]
+    assert run(words) == 2
+    assert "These are 11000 runs, more than 10000." in capsys.readouterr().err
+
+
 def test_a_saved_file_asks_for_the_same(capsys: Captured) -> None:
     argv = ["run", "x", "1", *COMMAND, "--matrix", "seed=1,2", "--save", "x.yaml"]
     assert run([*argv, "--dry-run"]) == 0

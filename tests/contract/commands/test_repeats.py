@@ -47,6 +47,11 @@ def test_seeds_of_a_matrix_are_repeats(capsys: Captured) -> None:
     assert (found["metric"]["count"], found["metric"]["mean"]) == (3, pytest.approx(40, rel=1e-3))
     [found] = answer(capsys, "status")["repeats"]
     assert found["metric"]["count"] == 3
+    # The first one's name stands for all of them, and the others' for themselves.
+    assert run(["compare", "x-seed40-1", "x-seed41-1"]) == 0
+    assert "one run each" in capsys.readouterr().out
+    assert run(["compare", "x-seed39-1", "x-seed41-1"]) == 0
+    assert "(3 and 1 run)" in capsys.readouterr().out
 
 
 @pytest.mark.slow

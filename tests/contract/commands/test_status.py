@@ -78,6 +78,13 @@ def test_wrong_filters(argv: list[str], words: str, capsys: Captured) -> None:
     assert words in capsys.readouterr().err
 
 
+def test_a_selection_by_age_is_what_it_says(capsys: Captured) -> None:
+    assert run(["delete", "--older-than", "57.5d", "--yes"]) == 0
+    assert names(capsys, "--limit", "0")[0] == "run-2"
+    assert run(["delete", "--since", "1.5d", "--yes"]) == 0
+    assert names(capsys, "--limit", "0")[-1] == "run-57"
+
+
 def test_goal_and_seconds_of_finished_runs(capsys: Captured) -> None:
     measure = 'from task_images.contract import emit; emit("metric", name="val_global_Prec@1", value=99.25)'
     argv = ["run", "open", "1", "--task", "digits_resnet", "--command", f"python -c '{measure}'"]

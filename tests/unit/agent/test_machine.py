@@ -1,10 +1,12 @@
 """What an agent reads of its machine: devices, memory, clocks, interfaces, streams and control groups."""
 
+import os
 from pathlib import Path
 
 import pytest
 
-from mlbench_cli.agent.machine import visible_gpus
+from mlbench_cli.agent.load import LoadMeter
+from mlbench_cli.agent.machine import TICKS, visible_gpus
 
 # --- devices ---------------------------------------------------------------------------------------------------------
 
@@ -39,3 +41,25 @@ def test_gpus_are_those_of_the_environment_or_of_the_kernel(
     environ = {} if given is None else {"CUDA_VISIBLE_DEVICES": given}
     assert visible_gpus(environ, str(tmp_path)) == found
     assert visible_gpus({}, str(tmp_path / "nowhere")) == []
+
+
+# --- load ------------------------------------------------------------------------------------------------------------
+
+
+def test_load_is_that_of_the_cpus_which_the_run_may_use(tmp_path: Path) -> None:
+    """Others belong to other containers or pinned runs, whose work is no disturbance."""
+    own = min(os.sched_getaffinity(0))
+    (tmp_path / "proc").mkdir()
+
+    def write(ours: int, theirs: int) -> None:
+        rows = [
+            f"cpu {ours + theirs} 0 0 9 9 0 0",
+            f"cpu{own} {ours} 0 0 9 9 0 0",
+            f"cpu{own + 5000} {theirs} 0 0 9 9 0 0",
+        ]
+        (tmp_path / "proc/stat").write_text("\n".join(rows))
+
+    write(100, 100)
+    meter = LoadMeter("held", root=str(tmp_path))
+    write(100 + 3 * TICKS, 100 + 50 * TICKS)
+    assert meter.row(0.0)["busy_seconds"] == 3.0

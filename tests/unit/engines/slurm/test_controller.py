@@ -1,7 +1,10 @@
 """What Slurm's commands answer, as recorded from 22.05, and what is made of it."""
 
+from typing import cast
+
 import pytest
 
+from mlbench_cli.agent.channel import Channel
 from mlbench_cli.engines.slurm import controller
 from mlbench_cli.engines.slurm.controller import Answer, JobReport
 from mlbench_cli.errors import CapacityError, CredentialError, MlbenchError, UnreachableError, UsageError
@@ -24,6 +27,18 @@ def test_jobs_are_read_from_the_format_of_our_own() -> None:
 def test_a_state_of_accounting_loses_who_canceled() -> None:
     text = "51|CANCELLED by 1000|1795308551|1795308560|n1|None\n51.batch|CANCELLED|||n1|\n"
     assert controller.parse_jobs(text)["51"].state == "CANCELLED"
+    assert controller.parse_jobs(text.replace("CANCELLED by 1000", "CANCELLED+"))["51"].state == "CANCELLED"
+
+
+def test_jobs_of_other_data_folders_with_the_same_name_are_others() -> None:
+    class Login:
+        def call(self, name: str, **options: object) -> dict[str, object]:
+            out = (
+                "7|RUNNING|None|theirs\n9|FAILED|BadConstraints|ours\n12|PENDING|Priority|ours\n11|RUNNING|None|ours\n"
+            )
+            return {"code": 0, "out": out, "err": ""}
+
+    assert controller.find_jobs(cast(Channel, Login()), "x-2", "ours") == ["11", "12"]
 
 
 @pytest.mark.parametrize(

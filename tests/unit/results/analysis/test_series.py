@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from mlbench_cli.results.analysis.figures import figures
-from mlbench_cli.results.analysis.series import measure
+from mlbench_cli.results.analysis.series import collect, measure
 from mlbench_cli.results.archive.files import Archive
 from mlbench_cli.results.archive.record import write_run_document
 from mlbench_cli.results.archive.seal import seal
-from tests.unit.results.runs import event, new_run, observation_of, result_event, spec, training_log
+from tests.unit.results.runs import event, new_run, observation_of, result_event, sealed_run, spec, training_log
 
 
 def archive(path: Path, run: str = "run-2", spec: dict[str, Any] | None = None, **result: Any) -> Archive:
@@ -118,3 +118,14 @@ def test_a_metric_is_what_rank_0_reported(tmp_path: Path) -> None:
     seal(run, observation_of())
     found = figures(Archive.open(run.folder))["score"]
     assert (found.value, found.is_metric) == (1.0, True)
+
+
+def test_the_parts_of_repeats_add_up_to_their_common_time(tmp_path: Path) -> None:
+    repeats = [
+        Archive.open(sealed_run(tmp_path / f"{seconds}", seconds=seconds, seed=int(seconds)))
+        for seconds in (10.0, 40.0)
+    ]
+    (group,) = collect(repeats).groups
+    (point,) = group.points
+    assert point.seconds.mean == pytest.approx(20.0)  # the geometric mean
+    assert sum(point.parts.values()) == pytest.approx(20.0)
