@@ -62,7 +62,9 @@ def discover_clusters(project: str, location: str) -> list[Cluster]:
     except CredentialError as error:
         remains = list(_list_remains(project, location, there, []))
         raise PartialSearchError(
-            f"Image repositories of deleted clusters are unknown: {error.message}", [*found, *remains]
+            f"Image repositories of deleted clusters, which roles/artifactregistry.reader shows, are unknown: "
+            f"{error.message}",
+            [*found, *remains],
         ) from None
     return [*found, *_list_remains(project, location, there, repositories)]
 
