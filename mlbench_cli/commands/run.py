@@ -250,7 +250,7 @@ def _warn_of_end(cluster: Cluster) -> None:
     """Warn of a cluster whose cloud has removed the workers, or will during most runs."""
     if (expires := ClusterDetails.of(cluster).expires) is None or (left := expires - time.time()) > SOON_SECONDS:
         return
-    end = f"expires in {console.duration(left)}" if left > 0 else f"has expired {console.duration(-left)} ago"
+    end = f"expires in {console.duration(left)}" if left > 0 else f"expired {console.duration(-left)} ago"
     console.warn(f"The cluster {cluster.name} {end}; its create-cluster command with --ttl 8h moves the end.")
 
 

@@ -85,10 +85,10 @@ def test_an_end_before_the_cluster_is_there_is_refused(
 def test_a_run_on_a_cluster_that_ends_soon_is_warned(command: Command, world: KindWorld, nodes: KubeApi) -> None:
     run = ("run", "a", "1", "--image", "my/task:1", "--command", "true")
     assert command("create-cluster", "kind", "1", "rel", "--ttl", "10m").code == 0
-    assert "The cluster rel-1 expires in 9 min" in command(*run).err
+    assert "The cluster rel-1 expires in " in command(*run).err
     store = Store()
     store.record_cluster(replace(store.cluster("rel-1"), details={**store.cluster("rel-1").details, "expires": 1}))
-    assert "The cluster rel-1 has expired" in command(*run[:1], "b", *run[2:]).err
+    assert "The cluster rel-1 expired " in command(*run[:1], "b", *run[2:]).err
 
 
 def test_an_unattended_paid_cluster_ends_by_itself(command: Command, aws: AwsClient) -> None:
