@@ -39,7 +39,7 @@ def _note_fork():
 
 def _report_group():
     # type: () -> None
-    """Write into the log of the rank, by an event, whether this process has ever joined a process group.
+    """Write into the log of the rank, by an event, whether this process has ever joined others in a process group.
 
     Events of all processes of a rank are merged, so the two answers have names of their own."""
     module = sys.modules.get("torch.distributed.distributed_c10d")
@@ -51,6 +51,8 @@ def _report_group():
     )
     if "torch" not in sys.modules:
         return
+    if module is not None and has_joined and module.is_initialized():
+        has_joined = module.get_world_size() > 1
     is_unknown = _forks or any(name in sys.modules for name in _OTHER_MEANS)
     fact = '"process_group":"joined"' if has_joined else '"process_group":"unknown"' if is_unknown else '"alone":true'
     line = '@mlbench {"v":1,"event":"environment","rank":%s,"time":%.3f,%s}\n'

@@ -443,7 +443,7 @@ def _find_low_memlock(spec: RunSpec, reported: ReportedFacts) -> list[Finding]:
 
 
 def _find_separate(spec: RunSpec, reported: ReportedFacts) -> list[Finding]:
-    """A finding if every rank of a command has loaded torch, and none has ever joined a process group, as
+    """A finding if every rank of a command has loaded torch, and none has ever joined others in a process group, as
     agent/beside/sitecustomize.py reports."""
     ranks = [reported.environments.get(rank, {}) for rank in range(spec.world_size)]
     if spec.world_size < 2 or not all(facts.get("alone") is True and "process_group" not in facts for facts in ranks):
@@ -451,8 +451,8 @@ def _find_separate(spec: RunSpec, reported: ReportedFacts) -> list[Finding]:
     return [
         Finding(
             "trained_separately",
-            f"No rank joined a process group of torch, so each of the {spec.world_size} ranks trains separately, "
-            "unless the program exchanges gradients by other means.",
+            f"No rank joined others in a process group of torch, so each of the {spec.world_size} ranks trains "
+            "separately, unless the program exchanges gradients by other means.",
             hint='Call torch.distributed.init_process_group(); with Lightning, Trainer(strategy="ddp", devices=1, '
             "num_nodes=WORKERS); see docs/tutorial/own-training.md",
         )
