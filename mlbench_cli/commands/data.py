@@ -27,7 +27,7 @@ from mlbench_cli.results.archive.documents import DataIdentityDocument
 from mlbench_cli.runs.connect import connect_engine
 from mlbench_cli.runs.defaults import default_cluster
 from mlbench_cli.runs.launch import task_image
-from mlbench_cli.runs.request import Request
+from mlbench_cli.runs.request import Request, pairs
 from mlbench_cli.storage.store import Store
 from mlbench_cli.tasks.catalog import Task, load_task
 from mlbench_cli.util.text import cut, one_line
@@ -70,6 +70,10 @@ def prepare(
         ),
     ] = None,
     preset: Annotated[str, typer.Option("--preset", help="preset whose parameters determine the conversion")] = "spec",
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="parameter of the task, as for the run; repeatable"),
+    ] = None,
     claim: Annotated[
         str | None,
         typer.Option(
@@ -107,7 +111,7 @@ def prepare(
     """
     task = load_task(name)
     _check_claim_options(claim, size, storage_class, access)
-    parameters = task.resolve(preset)
+    parameters = task.resolve(preset, pairs(set_ or (), "set"))
     urls = [path for path in import_files or [] if "://" in path]
     for url in urls:
         _check_url(url, task)

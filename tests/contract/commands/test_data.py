@@ -74,6 +74,23 @@ def test_bad_input_is_explained(
     assert "Traceback" not in captured.err
 
 
+def test_the_parameters_of_a_run_are_those_of_its_preparation(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Errors of the data name --set, e.g. for folders with fewer classes than ImageNet's."""
+    for part in ("train", "val"):
+        for name in ("cat", "dog"):
+            (tmp_path / part / name).mkdir(parents=True)
+            (tmp_path / part / name / "1.jpg").touch()
+    command = ["data", "prepare", "imagenet_resnet", "--data-dir", str(tmp_path)]
+    assert run(command) == 2
+    assert "--set classes=2" in capfd.readouterr().err
+    assert run([*command, "--set", "classes=2"]) == 0
+    assert "2  classes" in capfd.readouterr().out
+    assert run([*command, "--set", "class=2"]) == 2
+    assert 'has no parameter "class". Did you mean "classes"?' in capfd.readouterr().err
+
+
 def test_a_claim_is_filled_by_a_run_of_one_worker() -> None:
     task, cluster = load_task("cifar10_resnet20"), Cluster("far", "attached", details={"registry": "example.org/me"})
     url = "s3://bucket/cifar-10-binary.tar.gz"
