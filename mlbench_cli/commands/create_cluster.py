@@ -25,7 +25,7 @@ from mlbench_cli.commands._common import Format, Output, Yes
 from mlbench_cli.commands._images import require_registry
 from mlbench_cli.commands._values import PanelCommand, build_command
 from mlbench_cli.config.file import find_default
-from mlbench_cli.errors import CredentialError, UsageError, did_you_mean
+from mlbench_cli.errors import CredentialError, MlbenchError, UsageError, did_you_mean
 from mlbench_cli.kube.gpudirect import RELEASES, explain_unknown_branch
 from mlbench_cli.model.cluster_details import ClusterDetails
 from mlbench_cli.model.run import Cluster
@@ -153,9 +153,20 @@ def _choose_end(store: Store, planned: PlannedCluster, ttl: str | None) -> Plann
         return planned
     if known is not None and (recorded is None or recorded > time.time()):
         return planned.with_end_of(known)
-    if planned.plan.total != 0 and not console.interactive():
-        return planned.with_ttl(parse_ttl(UNATTENDED_TTL))
-    return planned
+    if planned.plan.total == 0 or console.interactive():
+        return planned
+    there = _find_in_cloud(store, planned.cluster)
+    if there is not None and (ClusterDetails.of(there).expires or 0) > time.time():
+        return planned.with_end_of(there)
+    return planned.with_ttl(parse_ttl(UNATTENDED_TTL))
+
+
+def _find_in_cloud(store: Store, cluster: Cluster) -> Cluster | None:
+    """The cluster if another data folder has created it, whose end is not to be moved unasked."""
+    try:
+        return cluster_changes.find_again(store, cluster)
+    except MlbenchError:
+        return None
 
 
 def _describe_end(planned: PlannedCluster) -> str | None:

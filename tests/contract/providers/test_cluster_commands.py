@@ -131,6 +131,11 @@ def test_delete_asks_and_is_repeatable(mlbench: Any, world: World) -> None:
             "Delete the cluster c-1 (gke, europe-west4-a), everything on it?",
         ),
         (
+            Cluster("c-1", "gke", location="europe-west4-a", details={"owner": "ada"}),
+            (),
+            "Delete the cluster c-1 of ada (gke, europe-west4-a), everything on it?",
+        ),
+        (
             Cluster("c-1", "eks", location="eu-west-1", details={"registry_made": True}),
             (),
             "Delete the cluster c-1 (eks, eu-west-1), everything on it and its image repository "

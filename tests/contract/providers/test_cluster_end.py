@@ -72,6 +72,18 @@ def test_a_cluster_that_is_ready_after_its_end_ends_at_once(command: Command, aw
     assert command("delete-cluster", "eks", "late-1", "--yes").code == 0
 
 
+def test_another_machine_without_a_ttl_does_not_move_the_end(
+    command: Command, aws: AwsClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = [*EKS[:3], "kept", *EKS[4:]]
+    assert command(*words, "--ttl", "3d").code == 0
+    monkeypatch.setenv("MLBENCH_HOME", str(tmp_path / "another"))
+    again = command(*words)
+    assert (again.code, "It still expires in" in again.err) == (0, True), again.err
+    assert aws.pass_time(9 * 3600) == []
+    assert command("delete-cluster", "eks", "kept-1", "--yes").code == 0
+
+
 @pytest.mark.parametrize(("words", "minutes"), [(EKS, 17), (["create-cluster", "gke", "1", "t", "--yes"], 8)])
 def test_an_end_before_the_cluster_is_there_is_refused(
     command: Command, aws: AwsClient, gke_world: World, words: list[str], minutes: int

@@ -96,7 +96,7 @@ def test_dry_run_makes_nothing(mlbench: Any, world: World) -> None:
     assert done.code == 0
     assert [line["what"] for line in done.json["plan"]["lines"]][2] == "worker g2-standard-8"
     assert done.json["plan"]["price_per_hour"] == pytest.approx(2.188, abs=0.001)  # the default zone has prices
-    assert all(line.startswith("Get") for line in world.log)
+    assert all(line.startswith(("Get", "List")) for line in world.log)
 
 
 def test_without_a_terminal_it_asks_for_yes_and_a_paid_cluster_has_an_end(mlbench: Any, world: World) -> None:
