@@ -41,11 +41,13 @@ def wait(
     if not chosen.runs:
         console.note("No such run: nothing to wait for.")
     deadline = None if seconds is None else time.monotonic() + seconds
+    experiments = client.store.experiments_of([run.run.id for run in chosen.runs])
+    demanding = {member.run_id for each in experiments if each.require_goal for member in each.members}
     ended: list[Ended] = []
     unanswered: list[Unanswered] = []
     for run in chosen.runs:
         try:
-            ended.append(_wait_for(run, seconds, deadline, require_goal))
+            ended.append(_wait_for(run, seconds, deadline, require_goal or run.run.id in demanding))
         except MlbenchError as error:
             unanswered.append(Unanswered(run.run, error))
             if len(chosen.runs) > 1:
@@ -72,6 +74,4 @@ def _wait_for(run: RunHandle, seconds: float | None, deadline: float | None, req
         raise explain_stop(
             stopped, f"Stopped waiting for {run.name}; the run continues.", f"mlbench wait {run.name}"
         ) from None
-    experiment = run.experiment
-    must_reach = require_goal or bool(experiment and experiment.require_goal)
-    return Ended(finished, finished.exit_code(require_goal=must_reach))
+    return Ended(finished, finished.exit_code(require_goal=require_goal))

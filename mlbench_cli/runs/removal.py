@@ -27,7 +27,6 @@ def delete_run(
     holds the run's folder, or the cluster takes long, `warn` what stays behind. Raises what the engine raises,
     CleanupError for a folder that cannot be removed.
     """
-    experiment = store.find_experiment_of(run)
     # Not while another command completes its archive, or its queue hands it to its engine.
     with RunFolder(run.folder).lock(notice=notice):
         row = store.find_run(run.id)
@@ -39,9 +38,8 @@ def delete_run(
             raise CleanupError(
                 f"The folder {run.folder} cannot be removed: {error.strerror}.", hint=f"mlbench delete {run.name} --yes"
             ) from None
-        store.forget_run(run)
-    if experiment is not None and store.find_experiment(experiment.name) is None:
-        shutil.rmtree(QueueFolder.of(store.folder, experiment.id).path, ignore_errors=True)
+        for experiment in store.forget_run(run):
+            shutil.rmtree(QueueFolder.of(store.folder, experiment).path, ignore_errors=True)
 
 
 def _delete_from_cluster(

@@ -154,7 +154,8 @@ class _Pages:
         handles = asked.read(self._config)[: asked.size]
         document = client_of(self._config).status(handles)
         runs = document["runs"]
-        names = {handle.run.id: getattr(handle.experiment, "name", None) for handle in handles}
+        experiments_of = client_of(self._config).store.experiments_of([handle.run.id for handle in handles])
+        names = {member.run_id: each.name for each in experiments_of for member in each.members}
         for run in runs:
             run["experiment"] = names.get(run["id"])
         _add_progress(handles, runs)

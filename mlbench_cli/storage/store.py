@@ -321,12 +321,15 @@ class Store:
                 (state, outcome, run.id, *earlier),
             )
 
-    def forget_run(self, run: Run) -> None:
-        """Delete a run's record, and its experiment's if it was the last member."""
+    def forget_run(self, run: Run) -> list[str]:
+        """Delete a run's record, and its experiment's if it was the last member. Returns ids of deleted experiments."""
         with self._transaction() as db:
             db.execute("DELETE FROM runs WHERE id = ?", (run.id,))
             db.execute("DELETE FROM members WHERE run = ?", (run.id,))
-            db.execute("DELETE FROM experiments WHERE id NOT IN (SELECT experiment FROM members)")
+            empty = "FROM experiments WHERE id NOT IN (SELECT experiment FROM members)"
+            found = [row[0] for row in db.execute(f"SELECT id {empty}")]
+            db.execute(f"DELETE {empty}")
+            return found
 
     # --- clusters -----------------------------------------------------------------------------------------------
 
