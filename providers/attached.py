@@ -55,6 +55,14 @@ class Right:
         return f"{self.verb} {self.resource}{'.' + self.group if self.group else ''}"
 
 
+def name_rights(rights: Sequence[Right]) -> str:
+    """The rights, those on one resource together: "get, list pods; create services"."""
+    verbs: dict[str, list[str]] = {}
+    for right in rights:
+        verbs.setdefault(right.name.partition(" ")[2], []).append(right.verb)
+    return "; ".join(f"{', '.join(found)} {resource}" for resource, found in verbs.items())
+
+
 class AttachedDetails(ClusterDetails, frozen=True):
     """How the user's kubeconfig reaches the cluster."""
 

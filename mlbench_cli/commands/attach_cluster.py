@@ -18,6 +18,7 @@ from providers import registry
 from providers.attached import (
     check_rights,
     is_kind,
+    name_rights,
     new_attached_cluster,
     read_device_classes,
     read_node_facts,
@@ -66,7 +67,7 @@ def attach_cluster(
     if missing:
         raise CredentialError(
             f"In the namespace {cluster.details['namespace']} of {cluster.details['server']}, runs lack permission to "
-            f"{', '.join(right.name for right in missing)}.",
+            f"{name_rights(missing)}.",
             hint=f"Ask for this Role: mlbench attach-cluster {name} --namespace {cluster.details['namespace']} --role",
             details={"missing": [right.name for right in missing]},
         )
@@ -93,9 +94,8 @@ def attach_cluster(
     if output == Format.json:
         console.out_json({"cluster": cluster_document(cluster), "rights": [vars(right) for right in rights]})
         return
-    unneeded = [right.name for right in rights if not right.allowed]
-    if unneeded:
-        console.warn(f"Missing permissions that only some runs need: {', '.join(unneeded)}.")
+    if unneeded := [right for right in rights if not right.allowed]:
+        console.warn(f"Missing permissions that only some runs need: {name_rights(unneeded)}.")
     if cluster.details.get("functional_only"):
         console.warn("This is a KIND cluster, so results are functional, not a performance measurement.")
     if queues.queues or queues.needs_queue:

@@ -512,10 +512,11 @@ def test_gpus_that_are_offered_by_dynamic_resource_allocation_only_are_named(mlb
 
 
 def test_missing_rights_are_named_and_the_role_is_offered(mlbench: Any, api: Server) -> None:
-    api.denied = {"create jobs", "delete pods"}
+    api.denied = {"create jobs", "delete jobs", "delete pods"}
     done = mlbench("attach-cluster", "mine", "--kubeconfig", str(api.kubeconfig), "-o", "json")
     assert done.code == 3
-    assert done.json["error"]["details"]["missing"] == ["create jobs.batch", "delete pods"]
+    assert done.json["error"]["details"]["missing"] == ["create jobs.batch", "delete jobs.batch", "delete pods"]
+    assert "permission to create, delete jobs.batch; delete pods." in done.json["error"]["message"]
     assert "--role" in done.json["error"]["hint"]
     assert "mine" not in {cluster.name for cluster in Store().clusters()}
 
