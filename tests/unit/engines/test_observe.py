@@ -221,6 +221,16 @@ def test_why_a_rank_has_ended_or_does_nothing() -> None:
     assert [worker.reason for worker in seen.workers] == [None, "only rank 0 runs the command"]
 
 
+def test_a_run_may_hang_only_if_all_nodes_are_idle_and_the_longest_stall_counts() -> None:
+    idle = NodeReport(node_state(rank_facts(0), idle_since=100.0), alive=True)
+    busy, also_idle = (NodeReport(node_state(rank_facts(1), idle_since=since), alive=True) for since in (None, 130.0))
+    assert "idle" not in codes(look(idle, busy))
+    (finding,) = look(idle, also_idle).findings
+    assert (finding.code, finding.evidence) == ("idle", {"idle_since": 130.0})
+    stalled = NodeReport(node_state(succeeded(1), ended=Ending.EXITED, stalled_seconds=40.0), PACKED, alive=False)
+    assert "40 s" in look(DONE, stalled).findings[0].summary
+
+
 def test_a_full_disk_of_the_head_is_said_while_the_run_goes_on() -> None:
     assert codes(look(RUNNING, free_bytes=1000)) == ["head_disk_full"]
     assert codes(look(RUNNING, free_bytes=1 << 30)) == codes(look(DONE, OTHER_DONE, free_bytes=1000)) == []

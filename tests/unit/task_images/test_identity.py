@@ -35,6 +35,9 @@ def test_what_else_is_different_is_asked_when_the_numbers_are_right() -> None:
     assert not compare_data({"images": 1}, {"images": 1}, None, find_difference=lambda: "color").official
     part = compare_data({"images": 1}, {"images": 2}, None, find_difference=lambda: "color")
     assert part.reason == "a part of the official data: 1 images instead of 2"
+    for counts in ({"images": 0}, {"images": 3}, {}):
+        reason = str(compare_data(counts, {"images": 2}, None).reason)
+        assert reason.startswith("not the official data: ")
 
 
 @pytest.mark.parametrize(("off", "is_other"), [(1.5e-6, False), (-1.5e-6, False), (3e-6, True), (-3e-6, True)])

@@ -93,6 +93,7 @@ def test_a_budget_ends_the_training_and_no_goal_does(tmp_path: Path) -> None:
     _, result = train(tmp_path, Plan(10**9, budget_seconds=0.05), goal=100.0)
     assert result["outcome"] == "budget_spent"
     assert result["details"]["measured_at_seconds"] >= 0.05
+    assert result["wall_seconds"] >= 0.05  # though the goal was reached at the first validation
 
 
 def test_a_budget_is_held_against_the_time_that_the_result_names(tmp_path: Path) -> None:
