@@ -3,6 +3,7 @@ is in the label of a group.
 """
 
 from collections.abc import Sequence
+from functools import cached_property
 
 from msgspec import Struct
 
@@ -11,7 +12,7 @@ from mlbench_cli.results.analysis.series import Group, Point, Series, label_grou
 from mlbench_cli.util.text import counted, list_some
 
 
-class Job(Struct, frozen=True):
+class Job(Struct, frozen=True, dict=True):
     """Groups of runs of the same job, which share a table and figures."""
 
     name: str
@@ -27,12 +28,12 @@ class Job(Struct, frozen=True):
         """The task of all groups."""
         return self.groups[0].task
 
-    @property
+    @cached_property
     def workers(self) -> list[int]:
         """All numbers of workers, ascending."""
         return sorted({point.workers for group in self.groups for point in group.points})
 
-    @property
+    @cached_property
     def sources(self) -> dict[str, str]:
         """The archives whose numbers are shown, with the names of their configurations."""
         return {
