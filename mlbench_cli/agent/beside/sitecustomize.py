@@ -68,7 +68,7 @@ def _report_group():
         pass
 
 
-if _log:
+if _log and hasattr(os, "register_at_fork"):  # not in Python 3.6
     atexit.register(_report_group)
     os.register_at_fork(after_in_parent=_note_fork)
 
