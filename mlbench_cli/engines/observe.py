@@ -171,7 +171,7 @@ def explain_absence(run: Run, seen: Observation, what: str) -> Observation:
     """How a run ended of which its cluster has nothing, as `what` says: it was never submitted, or is gone."""
     if run.manifests.exists():
         gone = Finding("run_gone", f"{what}: it was deleted, or has expired.")
-        return replace(seen, ended=Ending.LOST, findings=(*seen.findings, gone))
+        return replace(seen, ended=Ending.LOST, findings=(gone, *seen.findings))
     words = f"{what}: it was not submitted, or has been deleted."
     finding = Finding("not_started", words, hint="Start it again.", retryable=True)
     return replace(seen, ended=Ending.NEVER_STARTED, findings=(finding,))

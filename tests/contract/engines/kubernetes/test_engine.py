@@ -353,7 +353,7 @@ def test_a_run_that_was_deleted_is_lost(server: KubeApi, tmp_path: Path) -> None
     submit(server, run)
     server.remove("jobs", "r-2")
     seen = look(server, run)
-    assert (seen.ended, seen.findings[-1].code) == ("lost", "run_gone")
+    assert (seen.ended, seen.findings[0].code) == ("lost", "run_gone")
 
 
 def test_the_number_of_requests_does_not_grow_with_the_workers(server: KubeApi, tmp_path: Path) -> None:
