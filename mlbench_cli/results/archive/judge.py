@@ -357,7 +357,7 @@ def _decide(
     is_shown = _is_reported(evidence, goal, "last") if claimed is Outcome.BUDGET_SPENT else is_proven
     outcome, unproven = _confirm(claimed, result, goal, is_shown)
     other_code = _find_other_code(evidence, reported)
-    locked = [*_find_low_memlock(evidence.spec, reported), *_find_separate(evidence.spec, reported)]
+    locked = [*_find_low_memlock(evidence.spec, reported), *_find_separate(evidence.spec, outcome, reported)]
     heard = [find_ignored(reported), find_unreported_goal(evidence, reported)]
     silent += [finding for finding in heard if finding is not None]
     doubts = [finding for finding in (step, find_too_long(reported)) if finding is not None]
@@ -442,11 +442,13 @@ def _find_low_memlock(spec: RunSpec, reported: ReportedFacts) -> list[Finding]:
     ]
 
 
-def _find_separate(spec: RunSpec, reported: ReportedFacts) -> list[Finding]:
+def _find_separate(spec: RunSpec, outcome: Outcome, reported: ReportedFacts) -> list[Finding]:
     """A finding if every rank of a command has loaded torch, and none has ever joined others in a process group, as
     agent/beside/sitecustomize.py reports."""
+    if not outcome.is_success or spec.world_size < 2:  # a run that failed may have done so before it would have joined
+        return []
     ranks = [reported.environments.get(rank, {}) for rank in range(spec.world_size)]
-    if spec.world_size < 2 or not all(facts.get("alone") is True and "process_group" not in facts for facts in ranks):
+    if not all(facts.get("alone") is True and "process_group" not in facts for facts in ranks):
         return []
     return [
         Finding(

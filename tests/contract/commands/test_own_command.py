@@ -659,10 +659,11 @@ def test_ranks_that_join_no_process_group_are_told_to_train_separately(project: 
         "parent": "PYTHON parent.py",
         "none": "PYTHON -c 'print(1)'",
     }
+    commands["failed"] = "PYTHON -c 'import torch; exit(5)'"  # perhaps before it would have joined
     for name, command in commands.items():
         own = command.replace("PYTHON", sys.executable)
         done = mlbench("run", name, "2", "--share-machine", "--yes", "--command", own)
-        assert done.returncode == 0, done.stderr
+        assert done.returncode == (7 if name == "failed" else 0), done.stderr
         told = "No rank joined others in a process group of torch, so each of the 2 ranks trains separately"
         assert (told in done.stdout + done.stderr) == (name in ("alone", "small"))
         assert ("trained_separately" in findings_of(f"{name}-2")) == (name in ("alone", "small"))
