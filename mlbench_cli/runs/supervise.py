@@ -81,9 +81,13 @@ def follow(
     After `timeout` seconds of waiting this raises DeadlineError, and the run continues. A run that can never start is
     canceled. An interrupt passes through; the engine decides what happens to the run.
     """
-    if (finished := read_finished(run)) is None:
-        timeout = await_start(run, store, timeout, report)
-        _wait_out_silence(run, lambda: engine.resume(run), notice)
+    if (finished := read_finished(run)) is not None:
+        row = store.find_run(run.id)
+        if row is not None and row.state is not RunState.FINISHED:  # its agent has just sealed it
+            store.advance(run, RunState.FINISHED, finished.outcome)
+        return finished
+    timeout = await_start(run, store, timeout, report)
+    _wait_out_silence(run, lambda: engine.resume(run), notice)
     begun = time.monotonic()
     while finished is None:
         left = None if timeout is None else timeout - (time.monotonic() - begun)
