@@ -97,7 +97,7 @@ def test_without_the_option_nccl_falls_back_and_the_result_is_labeled(
 @pytest.mark.slow
 def test_only_runs_of_several_whole_machines_get_it(command: Command, world: World) -> None:
     assert create(command, "a3-megagpu-8g").code == 0
-    for more in ({"workers": (1,)}, {"gpu": False}, {"spread": False}):
+    for more in ({"workers": (1,)}, {"spread": False}):
         spec = resolve_run(**more)
         pod = manifests(spec, "default")[0]["spec"]["template"]
         assert "initContainers" not in pod["spec"], more
