@@ -154,6 +154,9 @@ def test_a_chart_comes_with_the_cluster(place: Place) -> None:
     assert record["custom_values"] == ["image.tag", "auth.password"]
     assert record["digest"].startswith("sha256:")
     assert "hunter2" not in (place.home / "home/mlbench.sqlite").read_bytes().decode("latin-1")
+    planned, _ = place.create("image.tag=v3", more=("--dry-run", "-o", "json"))
+    [upgraded] = json.loads(planned)["cluster"]["details"]["helm_charts"]
+    assert upgraded["custom_values"] == ["image.tag"]
     journal = [entry.action for entry in store.journal_of("rel-1") if entry.kind == "Helm release"]
     assert journal[0] == "intent"
     assert journal[-1] == "ready"

@@ -1,6 +1,7 @@
 """What the judge doubts, what failed, and what happened to the ranks counts in every command that presents results."""
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -96,7 +97,7 @@ def test_conditions_have_to_be_the_same_on_both_sides(
 
 def test_restarted_runs_and_other_clusters_are_not_repeats(tmp_path: Path, capsys: Captured) -> None:
     runs = []
-    for name, attempts in (("calm-2", 1), ("rough-2", 2)):
+    for name, attempts in (("calm-2", 1), ("rough-2", 3)):
         made = new_run(tmp_path / name, spec(name, on_failure="restart"))
         times = [
             {"started": 30.0 * n, "training": 30.0 * n + 1, "ended": 30.0 * (n + 1), "ranks": 2}
@@ -109,6 +110,10 @@ def test_restarted_runs_and_other_clusters_are_not_repeats(tmp_path: Path, capsy
         seal(made, observation_of(2))
         runs.append(str(tmp_path / name))
     assert "interruptions differ" in show(capsys, ["compare", *runs], 0)
+    show(capsys, ["report", "out.html", *runs], 0)
+    page = Path("out.html").read_text()
+    assert re.findall(r'<td data-label="restarts"[^>]*>(.+?)</td>', page) == ["0", "2"]
+    assert re.findall(r'<td data-label="recovery"[^>]*>(.+?)</td>', page) == ["–", "30.0\N{NO-BREAK SPACE}s"]
     slurm = {"engine": "slurm", "cluster_kind": "slurm/debug"}
     here = honest(tmp_path, "here-2", 100.0, cluster="physics", **slurm)
     there = honest(tmp_path, "there-2", 101.0, cluster="biology", **slurm)

@@ -317,6 +317,7 @@ def test_gpus_that_no_device_backs_do_not_count(monkeypatch: pytest.MonkeyPatch)
         (Request(name="x", workers=(1,), task="allreduce"), {"budget": "2h"}, "cannot train for a fixed time"),
         (CIFAR, {"budget": "2h", "set": {"budget_seconds": 1}}, "exclude each other"),
         (CIFAR, {"budget": "2h", "timeout": "1h"}, "timeout of 3600 s would end the run before its budget of 7200 s"),
+        (CIFAR, {"budget": "2h", "timeout": "2h"}, "before its budget"),
         (CIFAR, {"budget": "25h"}, "before its budget"),
         (CIFAR, {"budget": "0s"}, "above 0"),
         (CIFAR, {"budget": "soon"}, 'run.budget "soon" is not a duration'),

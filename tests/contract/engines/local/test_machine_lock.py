@@ -207,6 +207,12 @@ def test_a_run_that_shares_starts_at_once_and_says_so(lab: Lab, other: Lab) -> N
     assert machine_rows(run)[0]["lock"] == "shared"
 
 
+def test_a_run_that_would_share_has_no_machine_of_its_own(lab: Lab) -> None:
+    run = lab.start(QUICK, share_machine=True)
+    assert lab.end(run).ended == "exited"
+    assert machine_rows(run)[0]["lock"] == "shared"
+
+
 def test_runs_that_share_keep_others_waiting(lab: Lab, other: Lab) -> None:
     lab.start(SLEEP, share_machine=True)
     lab.start(SLEEP, share_machine=True)
