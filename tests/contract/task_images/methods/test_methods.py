@@ -9,7 +9,11 @@ from tests.contract.task_images.methods import checks
 from tests.contract.task_images.ranks import RankServer
 
 ALL = [check.__name__ for check in checks.CHECKS]
-FIRST = ["bytes_are_those_of_the_formula", "a_falsified_message_is_found"]
+FIRST = [
+    "bytes_are_those_of_the_formula",
+    "a_resumed_training_goes_on_as_if_it_had_not_stopped",
+    "a_falsified_message_is_found",
+]
 
 
 @pytest.mark.timeout(900)
