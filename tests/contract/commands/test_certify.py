@@ -16,6 +16,7 @@ import pytest
 from msgspec.structs import replace
 
 from mlbench_cli.app import run
+from mlbench_cli.certify.certificate import choose_peers, read_certificate
 from mlbench_cli.certify.words import REASONS
 from mlbench_cli.errors import MlbenchError
 from mlbench_cli.model.run import Cluster
@@ -240,6 +241,9 @@ def test_a_node_with_other_gpus_was_replaced_and_the_vendor_gets_their_serial_nu
     assert run(["certify", "--from", "u", "--to", "second", "--like", "first/archive.zip"]) == 9
     changes = json.loads(Path("second/changes.json").read_text())["changes"]
     assert [(row["node"], row["change"]) for row in changes] == [("m1", "replaced")]
+    seal_earlier(Path("w"), ["m0", "m1", "m2", "m3"])  # which cannot tell its serial numbers
+    assert run(["certify", "--from", "w", "--to", "fourth", "--like", "first/archive.zip"]) == 9
+    assert json.loads(Path("fourth/changes.json").read_text())["changes"] == []
     seal_earlier(Path("v"), ["m0", "m1", "m2", None], serials=["0", "1", "2", "3"], error="no GPU")
     assert run(["certify", "--from", "v", "--to", "third"]) == 7
     assert "m1: serial numbers of its GPUs: 1\n" in Path("third/ticket.txt").read_text()
@@ -251,6 +255,7 @@ def test_a_node_with_other_gpus_was_replaced_and_the_vendor_gets_their_serial_nu
         (0.9, "memory: 10.0 % slower than before (12 of 12 nodes by more than the margin)."),
         (1.1, "memory: 10.0 % faster than before (12 of 12 nodes by more than the margin)."),
         (0.99, "no node has changed its state."),
+        (1.01, "no node has changed its state."),
     ],
 )
 def test_a_fleet_that_has_become_slower_as_a_whole_is_told(capsys: Captured, share: float, said: str) -> None:
@@ -262,10 +267,30 @@ def test_a_fleet_that_has_become_slower_as_a_whole_is_told(capsys: Captured, sha
     run(["certify", "--from", "t", "--to", "first"])
     run(["certify", "--from", "u", "--to", "second", "--like", "first/archive.zip"])
     assert said in " ".join(capsys.readouterr().err.split())
-    assert said.removesuffix(".") in Path("second/certificate.html").read_text() or share == 0.99
+    is_within = 0.98 < share < 1.02
+    assert said.removesuffix(".") in Path("second/certificate.html").read_text() or is_within
     found = json.loads(Path("second/changes.json").read_text())
     assert found["changes"] == []
-    assert [(row["test"], row["nodes"], row["of"]) for row in found["fleet"]] == [("memory", 12, 12)] * (share != 0.99)
+    assert [(row["test"], row["nodes"], row["of"]) for row in found["fleet"]] == [("memory", 12, 12)] * (not is_within)
+
+
+def test_a_node_to_watch_passes_and_nobody_is_measured_beside_it() -> None:
+    names = [f"m{number}" for number in range(12)]
+    failed = {"kind": "rates", "at": 1.5, "round": 1, "errors": {"memory": "no time"}}
+    seal_earlier(Path("t"), names, more=f"certify {json.dumps(failed)}")
+    assert run(["certify", "--from", "t", "--to", "first"]) == 9
+    assert certificate(Path("first"))["nodes"][0]["state"] == "watch"
+    assert Path("first/passing.txt").read_text().split() == names
+    peers = choose_peers(read_certificate(Path("first/archive.zip")), "m1")
+    assert not {"m0", "m1"} & {*peers}
+
+
+@pytest.mark.parametrize(("end", "code"), [(2.0, 0), (None, 9)])
+def test_a_recheck_that_was_stopped_clears_nobody(capsys: Captured, end: float | None, code: int) -> None:
+    seal_earlier(Path("t"), ["m0", "m1", "m2", "m3"], end, recheck="m1")
+    assert run(["certify", "--from", "t", "--to", "first"]) == code
+    assert ("Partial. m1 is ok" in capsys.readouterr().out) is (end is None)
+    assert "recheck m1" not in Path("first/certificate.html").read_text()  # which is no other level
 
 
 def test_every_reason_is_explained_to_the_buyer() -> None:
@@ -277,23 +302,26 @@ def test_every_reason_is_explained_to_the_buyer() -> None:
 def seal_earlier(
     folder: Path,
     names: Sequence[str | None],
-    end: float = 2.0,
+    end: float | None = 2.0,
     serials: Sequence[str] = (),
     error: str | None = None,
     rates: Sequence[float] = (),
+    more: str = "",
+    recheck: str = "",
 ) -> None:
     """An archive in which all nodes of the cluster "lab", which are this machine, have measured the same, or `rates`,
     but for those without a name, which never started. Samples end after `end` seconds. `serials` of GPUs, which have an
-    `error`."""
+    `error`. `more`: a line of rank 0."""
     shared = {"cluster": "lab", "engine": "hosts", "cluster_kind": "hosts", "preset": "tiny"}
-    parameters = load_catalog()["certify"].resolve("tiny", {"stages": "drift"})
+    parameters = load_catalog()["certify"].resolve("tiny", {"stages": "drift", "recheck": recheck})
     logs = {}
     for rank in (rank for rank, name in enumerate(names) if name is not None):
         said = {"kind": "inventory", "keys": inventory({}, {}), "error": error}
         logs[rank] = [f"certify {json.dumps({**said, 'serial': serials[rank] if serials else None})}"]
         values = {"memory": rates[rank] if rates else 5.0}
         logs[rank].append(f"certify {json.dumps({'kind': 'rates', 'at': 1.0, 'round': 0, 'values': values})}")
-    logs[0] = ['certify {"kind":"scope","turns":true,"clocks":{}}', *logs[0], f'certify {{"kind":"end","at":{end}}}']
+    logs[0] = ['certify {"kind":"scope","turns":true,"clocks":{}}', *logs[0], more]
+    logs[0] += [] if end is None else [f'certify {{"kind":"end","at":{end}}}']
     made = new_run(folder, spec("t-4", len(names), task="certify", parameters=parameters, **shared), logs)
     write_run_document(made)
     seen = observation_of(len(names), 3.0)
