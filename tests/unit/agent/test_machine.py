@@ -1,10 +1,13 @@
 """What an agent reads of its machine: devices, memory, clocks, interfaces, streams and control groups."""
 
+import io
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from mlbench_cli.agent import machine
 from mlbench_cli.agent.load import LoadMeter
 from mlbench_cli.agent.machine import TICKS, visible_gpus
 
@@ -41,6 +44,30 @@ def test_gpus_are_those_of_the_environment_or_of_the_kernel(
     environ = {} if given is None else {"CUDA_VISIBLE_DEVICES": given}
     assert visible_gpus(environ, str(tmp_path)) == found
     assert visible_gpus({}, str(tmp_path / "nowhere")) == []
+
+
+# --- memory ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("group", "limit"), [("1000000", 1_000_000), ("max", 2048 * 1024), ("9999999999", 2048 * 1024), (None, 2048 * 1024)]
+)
+def test_memory_is_what_the_group_or_the_machine_has_whichever_is_less(
+    monkeypatch: pytest.MonkeyPatch, group: str | None, limit: int
+) -> None:
+    files = {"/proc/meminfo": "MemTotal: 2048 kB\nMemFree: 1 kB\n", "/proc/self/cgroup": "0::/run\n"}
+    if group is not None:
+        files["/sys/fs/cgroup/run/memory.max"] = group
+
+    def open_file(path: str, *_: Any, **__: Any) -> io.StringIO:
+        if path not in files:
+            raise FileNotFoundError(path)
+        return io.StringIO(files[path])
+
+    with monkeypatch.context() as patch:  # a test cannot have a kernel of its own
+        patch.setattr("builtins.open", open_file)
+        found = machine.memory_limit()
+    assert found == limit
 
 
 # --- load ------------------------------------------------------------------------------------------------------------

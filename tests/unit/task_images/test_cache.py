@@ -40,6 +40,10 @@ def test_an_entry_is_built_once_and_again_for_other_input(tmp_path: Path) -> Non
     text.write_text("another")
     cached_folder(tmp_path, "name", 6, lambda: [text], build)
     assert build.number == 3
+    text.write_text("ANOTHER")  # of the same size
+    os.utime(text, (1e9, 1e9))
+    cached_folder(tmp_path, "name", 6, lambda: [text], build)
+    assert build.number == 4
     with pytest.raises(EnvironmentUnfitError, match="missing: No such file"):
         cached_folder(tmp_path, "name", 6, lambda: [tmp_path / "missing"], build)
 

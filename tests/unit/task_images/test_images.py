@@ -106,6 +106,15 @@ def test_validation_covers_every_image_once_and_untouched() -> None:
     np.testing.assert_array_equal(torch.cat([batch.targets for batch in batches]).numpy(), labels)
 
 
+def test_validation_covers_every_row_of_an_array_once() -> None:
+    rows, targets = np.arange(60, dtype=np.float32).reshape(30, 2), np.arange(30)
+    ranks = [
+        ArrayData(one_of(rank, 4), (rows, targets), (rows, targets), 2, 7, validation_batch=3) for rank in range(4)
+    ]
+    found = torch.cat([batch.targets for one in ranks for batch in one.validation()])
+    assert found.tolist() == targets.tolist()
+
+
 def test_normalization() -> None:
     source = data()
     [batch, *_] = source.validation()

@@ -89,6 +89,40 @@ def test_a_goal_ends_the_training(tmp_path: Path) -> None:
     assert (result["updates"], result["samples"]) == (4 * result["epochs"], 8 * result["epochs"])
 
 
+def test_a_rate_counts_the_waiting_for_data_and_not_the_validation(tmp_path: Path) -> None:
+    class SlowValues(Values):
+        def updates(self, epoch: int, begin: int = 0) -> Iterator[Update[Numbers]]:
+            for update in super().updates(epoch, begin):
+                time.sleep(0.02)
+                yield update
+
+    def validate(epoch: int) -> dict[str, float]:
+        time.sleep(0.3)
+        return {"loss": 1.0, "distance": 1.0}
+
+    def slow_down(trainer: MeanTrainer) -> None:
+        trainer.work, trainer.validate = SlowValues(), validate
+
+    _, result = train(tmp_path, Plan(2), prepare=slow_down)
+    found = result["details"]["throughput"]
+    assert found["samples_per_second"] <= 2 / 0.02
+    assert found["data_wait_share"] > 0.5
+
+
+def test_a_schedule_follows_the_loss_of_the_validation(tmp_path: Path) -> None:
+    seen: list[float] = []
+
+    class Following(PerUpdate):
+        def after_epoch(self, loss: float) -> None:
+            seen.append(loss)
+
+    def follow(trainer: MeanTrainer) -> None:
+        trainer.schedule = Following(Constant(0.1))
+
+    train(tmp_path, Plan(2), prepare=follow)
+    assert seen == [1.0, 1.0]
+
+
 def test_a_budget_ends_the_training_and_no_goal_does(tmp_path: Path) -> None:
     _, result = train(tmp_path, Plan(10**9, budget_seconds=0.05), goal=100.0)
     assert result["outcome"] == "budget_spent"

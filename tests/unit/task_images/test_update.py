@@ -1,6 +1,7 @@
 """One update: exact means of sums, clipping after them, loss scale and overflow, checkpoints."""
 
 import contextlib
+import dataclasses
 import math
 import resource
 import time
@@ -64,6 +65,7 @@ def train(
     momentum: float = 0.0,
     plan: Plan | None = None,
     note: Callable[[Tensor], None] | None = None,
+    work: type[Sums] = Sums,
 ) -> tuple[Tensor, Tensor, Trainer[Tensor]]:
     """The weights before and after one epoch (or `plan`), and the trainer; `note` sees them after each update."""
     torch.manual_seed(0)
@@ -72,7 +74,7 @@ def train(
     trainer = Trainer(
         world,
         Reporter(world, "rows", synthetic=True),
-        Sums(model, *updates),
+        work(model, *updates),
         PerUpdate(Constant(rate)),
         plan or Plan(1),
         after_update=(lambda: note(model.weight.detach())) if note else None,
@@ -108,6 +110,38 @@ def test_the_loss_scale_cancels_out_and_an_overflow_leaves_the_model_alone(world
     _, after, trainer = train(world, scaled, [X], [X * torch.inf], clip=3.0)
     torch.testing.assert_close(after, plain)
     assert (scaled.factor, trainer.position.skipped, trainer.position.total) == (1024.0, 1, 2)
+
+
+def test_a_sequence_that_is_half_as_long_learns_half_as_fast(world: World) -> None:
+    class Short(Sums):
+        def updates(self, epoch: int, begin: int = 0) -> Iterator[Update[Tensor]]:
+            for update in super().updates(epoch, begin):
+                yield dataclasses.replace(update, rate_factor=0.5)
+
+    before, whole, _ = train(world, Precision("fp32", CPU), [X])
+    _, half, _ = train(world, Precision("fp32", CPU), [X], work=Short)
+    torch.testing.assert_close(half - before, (whole - before) / 2)
+
+
+def test_each_pass_has_its_own_random_numbers_whatever_rank_computes_it(world: World) -> None:
+    drawn: list[float] = []
+
+    def make(first: int) -> type[Sums]:
+        class Random(Sums):
+            def updates(self, epoch: int, begin: int = 0) -> Iterator[Update[Tensor]]:
+                for update in super().updates(epoch, begin):
+                    yield dataclasses.replace(update, first=first)
+
+            def forward(self, model: nn.Module, data: Tensor) -> Tensor:
+                drawn.append(float(torch.rand(())))
+                return super().forward(model, data)
+
+        return Random
+
+    train(world, Precision("fp32", CPU), [X, X, X], [X, X, X], work=make(0))
+    train(world, Precision("fp32", CPU), [X], [X], work=make(2))  # the rank with the last pass of each update
+    assert len(set(drawn[:6])) == 6
+    assert drawn[6:] == [drawn[2], drawn[5]]
 
 
 def test_a_resumed_training_overflows_when_the_whole_one_does(tmp_path: Path) -> None:

@@ -194,6 +194,25 @@ def what_a_method_keeps_of_the_weights_follows_the_model_of_a_checkpoint(world: 
     first.close()
 
 
+def another_number_of_ranks_shares_what_was_not_sent(world: World) -> None:
+    """Residuals and velocities of all ranks before add up to those of all ranks now."""
+    for name in ("eftopk", "dgc"):
+        _, method = train(world, make(name), 1)
+        before = [
+            {
+                kind: {key: tensor * 0 + number for key, tensor in found.items()}
+                for kind, found in method.own_state().items()
+            }
+            for number in range(1, 6)
+        ]
+        method.load_other_states(before)
+        for found in method.own_state().values():
+            for key, tensor in found.items():
+                total = world.all_reduce(tensor.clone())
+                torch.testing.assert_close(total, torch.full_like(total, 15.0), msg=f"{name} {key}")
+        method.close()
+
+
 def torchs_engines_go_on_from_a_checkpoint(world: World) -> None:
     for name in [one.name for one in list_possible(world.size) if one.name in ("zero1", "fsdp2", "hsdp")]:
         _, first = train(world, make(name), 3, make_net=PlainNet)
@@ -423,6 +442,7 @@ CHECKS: list[Callable[[World], None]] = [
     bytes_are_those_of_the_formula,
     a_resumed_training_goes_on_as_if_it_had_not_stopped,
     what_a_method_keeps_of_the_weights_follows_the_model_of_a_checkpoint,
+    another_number_of_ranks_shares_what_was_not_sent,
     torchs_engines_go_on_from_a_checkpoint,
     a_sharded_optimizer_and_a_whole_one_go_on_from_each_other,
     the_optimizer_keeps_the_settings_of_the_run_that_goes_on,

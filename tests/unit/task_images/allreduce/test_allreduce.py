@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from task_images.allreduce.operations import COLLECTIVES, DTYPES, Pattern, summands
-from task_images.allreduce.task import fit, format_size, from_bytes, grid, in_parts
+from task_images.allreduce.task import Measured, Row, Series, fit, format_size, from_bytes, grid, in_parts
 from tests import NIGHTLY
 
 CPU = torch.device("cpu")
@@ -30,6 +30,14 @@ def test_the_ends_are_what_was_asked_for() -> None:
 def test_bytes_become_elements_and_parts_are_equal() -> None:
     assert from_bytes([1, 2, 4, 8, 9, 4096], 4) == [1, 2, 1024]
     assert in_parts([1, 2, 3, 7, 9], 3) == [3, 6, 9]
+
+
+def test_a_size_that_is_larger_takes_longer_than_the_one_before() -> None:
+    """Before each size the budget asks for at least two calls, of as much longer as there is more."""
+    series = Measured(Series("all_reduce", "fp32", "in_place"), [100, 1000], 4)
+    assert series.next_seconds == 0
+    series.rows.append(Row("all_reduce", "fp32", "in_place", 400, 100, 5, 400.0, 500.0, p50_us=500.0))
+    assert series.next_seconds >= 2 * 10 * 500e-6
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
