@@ -73,6 +73,16 @@ def test_a_broken_gpu_or_driver_is_named_on_every_engine(line: str, code: str) -
     assert finding.code == code
 
 
+def test_a_failure_behind_an_exit_code_of_0_is_shown_with_its_last_lines() -> None:
+    ended = [facts(exit_code=0, signal=None, restarts=restarts, phase="succeeded") for restarts in (0, 1)]
+    lines = ["Traceback (most recent call last):", *(f"line {number}" for number in range(15)), "ValueError: no"]
+    for rank, count in zip(ended, (1, 0), strict=True):  # what a restarted rank got over is in its log, too
+        state = {"name": "r-1", "ended": "exited", "first_failed": None, "ranks": [rank]}
+        found = diagnose(state, lambda _: lines, timeout=60)
+        assert [finding.code for finding in found] == ["hidden_failure"] * count
+        assert all(finding.evidence["log"][-1] == "ValueError: no" for finding in found)
+
+
 def test_all_reasons_are_given_the_failed_rank_first() -> None:
     ranks = [facts(), facts(1, exit_code=1, signal=None)]
     found = diagnose_state({"first_failed": 1, "ranks": ranks, "disk_full": True})

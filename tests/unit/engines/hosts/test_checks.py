@@ -81,6 +81,21 @@ def test_clocks_that_differ_and_little_disk_are_worth_a_warning() -> None:
     assert check_hosts([HOST, replace(HOST, name="m2", clock_seconds=1.0)], "/d") == []
 
 
+def test_the_hosts_whose_clocks_differ_most_are_named() -> None:
+    clocks = {"a": 0.0, "b": 90.0, "c": -30.0, "d": 10.0}
+    [warning] = check_hosts([replace(HOST, name=name, clock_seconds=clock) for name, clock in clocks.items()], "/d")
+    assert "clocks of c and b differ by 120 s" in warning
+
+
+@pytest.mark.parametrize(("boot", "is_one"), [("x", True), ("y", False)])
+def test_machines_that_all_bear_the_same_name_are_several(boot: str, is_one: bool) -> None:
+    found = [
+        replace(HOST, name=name, facts={**HOST.facts, "boot_id": own, "node": "localhost"})
+        for name, own in (("a", "x"), ("b", boot))
+    ]
+    assert any("are one machine" in warning for warning in check_hosts(found, "/d")) is is_one
+
+
 # --- bounds ----------------------------------------------------------------------------------------------------------
 
 GIB = 1 << 30

@@ -44,6 +44,10 @@ def test_more_ranks_than_cores_are_crowded() -> None:
     found = assess_conditions(spec(workers=4), None, rows(cores=2))
     assert found.crowded == Condition("crowded", "4 ranks on 2 cores", {"ranks": 4, "cpus": 0.0, "cores": 2})
     assert assess_conditions(spec(workers=4, run_on_all=False), None, rows(cores=2)).crowded is None
+    assert (
+        assess_conditions(spec(workers=2, cpus=2), None, rows(cores=3)).phrase
+        == "crowded: 4 CPUs for 2 ranks on 3 cores"
+    )
     assert assess_conditions(spec(workers=4), {"machine": {"cores": 2}}, []).labels == ("crowded",)
     assert assess_conditions(spec(workers=4, engine="kubernetes"), None, rows(cores=2)).crowded is None
 
