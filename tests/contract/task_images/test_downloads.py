@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -80,6 +81,29 @@ def test_what_is_not_there_is_not_asked_for_again(tmp_path: Path) -> None:
     assert len(server.asked) == 1
     assert caught.value.exit_code == 75
     assert "data.tar" in str(caught.value.hint)
+
+
+def test_a_server_that_is_asked_too_often_is_asked_again(tmp_path: Path) -> None:
+    with serving(FileServer(CONTENT, refuse_with=[429])) as server:
+        assert fetch(archive(server), tmp_path, print).read_bytes() == CONTENT
+    assert server.asked == [None, None]
+
+
+def test_only_what_is_missing_needs_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1000))
+    with serving(FileServer(CONTENT)) as server:
+        (tmp_path / "data.tar.part").write_bytes(CONTENT[:-1001])
+        with pytest.raises(EnvironmentUnfitError, match="MB free"):
+            fetch(archive(server), tmp_path, print)
+        (tmp_path / "data.tar.part").write_bytes(CONTENT[:-1000])
+        assert fetch(archive(server), tmp_path, print).read_bytes() == CONTENT
+
+
+def test_a_mirror_is_asked_only_for_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLBENCH_DATA_MIRROR", "http://site/data/")
+    url, others = "https://host/path/x", ("https://other/x",)
+    assert Archive("x", url, 0, "", others).addresses == ("http://site/data/host/path/x",)
+    assert Archive("x", url, 0, "", others, is_mirrored=False).addresses == (url, *others)
 
 
 def test_a_full_disk_is_named(tmp_path: Path) -> None:
