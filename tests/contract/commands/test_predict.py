@@ -11,10 +11,11 @@ import pytest
 from mlbench_cli.app import run
 from mlbench_cli.errors import UsageError
 from mlbench_cli.predict.cost import collective_cost
-from mlbench_cli.predict.machines import find_machine, require_measured
-from mlbench_cli.predict.model import Link, measure
+from mlbench_cli.predict.machines import find_gpu, find_machine, require_measured
+from mlbench_cli.predict.model import Link, Measured, measure
 from mlbench_cli.predict.model import predict as forecast
 from mlbench_cli.results.archive.files import Archive
+from providers.machines import load_prices
 
 Captured = pytest.CaptureFixture[str]
 ARCHIVES = Path(__file__).parents[3] / "results" / "archives"
@@ -47,6 +48,7 @@ def test_a_run_on_one_network_predicts_the_same_method_on_another(capsys: Captur
     (found,) = predict(capsys, *paths(f"net-{method}-1gbit-2"), "--network", "100mbit")
     # The interval is what a prediction promises; the figure itself is as good as the machine was quiet.
     assert found["low_seconds"] < measured_update(f"net-{method}-100mbit-2") < found["high_seconds"]
+    assert found["low_seconds"] * found["high_seconds"] == pytest.approx(found["update_seconds"] ** 2)
     assert (found["method"], found["workers"], found["basis"]) == (method, 2, "scaled")
 
 
@@ -75,6 +77,40 @@ def test_a_fixed_global_batch_is_shared_by_the_workers() -> None:
     two, eight = (forecast([run_of_two], workers, Link(1e10, 1e-4)) for workers in (2, 8))
     assert two.global_batch == eight.global_batch
     assert two.computing_seconds == pytest.approx(4 * eight.computing_seconds)
+
+
+def measured(**network: float) -> Measured:
+    with Archive.open(Path(paths("net-bsp-1gbit-2")[0])) as archive:
+        return measure(
+            archive.run, {**archive.result, **({"network": network} if network else {})}, archive.environment
+        )
+
+
+def test_what_a_run_hid_on_its_own_network_is_hidden_there_again() -> None:
+    one = measured()._replace(exposed=0.3, hidden=0.1)
+    assert forecast([one], 2, one.link).exposed_seconds == pytest.approx(0.3)
+
+
+def test_of_two_sizes_that_are_as_near_the_larger_one_tells_more() -> None:
+    one, four = (measured()._replace(ranks=ranks) for ranks in (1, 4))
+    assert forecast([one, four], 2).basis == "scaled"
+
+
+def test_the_rate_of_a_network_is_that_of_all_links_at_once() -> None:
+    link = measured(alone_bits_per_second=1e9, together_bits_per_second=6e8, rtt_seconds=1e-4).link
+    assert link == Link(6e8, 1e-4)
+
+
+def test_a_machine_of_several_regions_has_its_lowest_price() -> None:
+    table = load_prices("eks")
+    known = [price for region in table.list_regions() if (price := table.price("p3.2xlarge", region)) is not None]
+    assert min(known) < max(known)
+    assert find_machine("eks/p3.2xlarge").price == min(known)
+
+
+def test_a_gpu_is_not_taken_for_one_whose_name_begins_its_own() -> None:
+    names = {"NVIDIA A10": "a10", "NVIDIA A10G": "a10g", "NVIDIA A100-SXM4-40GB": "a100-40gb", "NVIDIA L40S": "l40s"}
+    assert {name: gpu.key if (gpu := find_gpu(name)) else None for name in names} == names
 
 
 @pytest.mark.parametrize(("machine", "price"), [("eks/g4dn.xlarge", 0.526), ("aks/Standard_NC8as_T4_v3", 0.752)])

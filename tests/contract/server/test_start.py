@@ -6,12 +6,16 @@ import socket
 import ssl
 import subprocess
 import urllib.request
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from mlbench_cli.app import run
+from mlbench_cli.errors import UsageError
+from mlbench_cli.server.config import Limits, ServerConfig, read_token
 from tests.contract.server.dashboards import serve
+from tests.unit.results.runs import spec
 
 
 @pytest.fixture
@@ -79,6 +83,26 @@ def test_another_address_is_served_with_tls_and_marks_its_cookie_secure(home: Pa
         opener = urllib.request.build_opener(urllib.request.HTTPSHandler(context=context), _StayHere())
         answer = opener.open(f"https://127.0.0.1:{dashboard.port}/?token={dashboard.token}", timeout=30)
         assert "Secure" in answer.headers["set-cookie"]
+
+
+@pytest.mark.parametrize(("mode", "is_refused"), [(0o600, False), (0o640, False), (0o604, True), (0o602, True)])
+def test_a_token_that_everybody_can_read_is_refused(tmp_path: Path, mode: int, is_refused: bool) -> None:
+    path = tmp_path / "token"
+    path.write_text(f"{'x' * 32}\n")
+    path.chmod(mode)  # of a Secret in a pod, the group can read it
+    with pytest.raises(UsageError, match="Every user") if is_refused else nullcontext():
+        assert read_token(path) == "x" * 32
+
+
+def test_a_limit_can_be_reached_and_not_passed() -> None:
+    limits = Limits(workers=4)
+    limits.check([spec(workers=4)])
+    with pytest.raises(UsageError, match="requests 5 workers; the limit of this dashboard is 4"):
+        limits.check([spec(workers=5)])
+
+
+def test_browsers_write_an_origin_in_lower_case(tmp_path: Path) -> None:
+    assert "https://team.example.com" in ServerConfig(tmp_path, 80, public_url="https://Team.Example.com").origins
 
 
 class _StayHere(urllib.request.HTTPRedirectHandler):

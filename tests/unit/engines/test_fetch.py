@@ -234,6 +234,8 @@ def test_logs_without_a_digest_are_a_finding_with_their_ranks(run: Run) -> None:
     assert finding.code == LOG_GAP
     assert finding.evidence == {"ranks": [1]}
     assert "of ranks 1 are not verified" in finding.summary
+    pending = NodeReport({"ranks": [{"rank": 1, "phase": "pending"}]}, {"archive": None, "logs": {}, "problem": None})
+    assert check_logs(run, [pending]) == ([], [])  # it never ran
     _, [many] = check_logs(run, [report_of(*range(2, 40))])
     assert "20, 21 are not verified" in many.summary
     assert len(many.evidence["ranks"]) == 38

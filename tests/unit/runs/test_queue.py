@@ -5,10 +5,11 @@ import os
 import shutil
 import threading
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
-from mlbench_cli.errors import NeverStartedError, NotFoundError, UsageError
+from mlbench_cli.errors import NeverStartedError, NotFoundError, UnreachableError, UsageError
 from mlbench_cli.model.run import Cluster, Ending, Experiment, Member, Observation, Run, RunState, WorkerState
 from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.runs import queue, supervise
@@ -39,6 +40,20 @@ def experiment_of(store: Store, count: int, parallel: int = 1) -> tuple[Experime
     experiment = Experiment("e", "x", CREATED, {}, members, parallel=parallel)
     record(experiment, runs, store)
     return experiment, runs
+
+
+def test_a_cluster_that_does_not_answer_is_asked_once(store: Store) -> None:
+    for number in range(3):
+        store.record_run(RunSpec(f"x-{number}", "c", "kubernetes", "custom", "custom", ("true",), "gloo", 1))
+    asked: list[Run] = []
+
+    def refuse(run: Run) -> NoReturn:
+        asked.append(run)
+        raise UnreachableError("c does not answer.")
+
+    found = list(read_states(store.runs(), refuse))
+    assert [(status.state, status.problem) for status in found] == [("submitted", "c does not answer.")] * 3
+    assert len(asked) == 1
 
 
 def test_a_run_that_waits_is_not_asked_of_its_cluster(store: Store) -> None:

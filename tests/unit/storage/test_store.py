@@ -15,7 +15,7 @@ from msgspec.structs import astuple
 
 from mlbench_cli.config import settings
 from mlbench_cli.errors import NotFoundError, UsageError
-from mlbench_cli.model.run import LOCAL, Cluster, Outcome, RunState
+from mlbench_cli.model.run import LOCAL, Cluster, Experiment, Outcome, RunState
 from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.storage.store import Store
 from mlbench_cli.storage.store_schema import MIGRATIONS
@@ -398,3 +398,10 @@ def test_listing_the_newest_runs_sorts_nothing(store: Store) -> None:
     """With 10 000 runs sorting all of them for each page took 40 ms."""
     plan = store._query("EXPLAIN QUERY PLAN SELECT rowid FROM runs ORDER BY created DESC, rowid DESC LIMIT 64")
     assert not [row["detail"] for row in plan if "TEMP B-TREE" in row["detail"]]
+
+
+def test_the_newest_experiments_come_oldest_first(store: Store) -> None:
+    for number in (2, 1, 3):
+        created = f"2026-01-0{number}T00:00:00.000Z"
+        store.record_experiment(Experiment(f"id{number}", f"exp-{number}", created, {}), [])
+    assert [each.name for each in store.newest_experiments(2)] == ["exp-2", "exp-3"]
