@@ -35,6 +35,13 @@ def test_numbers_of_torch_and_numpy_are_numbers() -> None:
     assert (event["value"], event["epoch"], event["more"]) == (0.5, 3, "nan")
 
 
+@pytest.mark.parametrize("unit", [1, 1e3, 1e6, 1e9])
+def test_a_time_may_be_in_smaller_units_than_seconds(unit: float) -> None:
+    event = parse_event(format_event({**EVENT, "time": 1.75e9 * unit}))
+    assert event is not None
+    assert event["time"] == 1.75e9
+
+
 def test_an_event_behind_an_unfinished_line() -> None:
     assert parse_event("\r 40%|###  | " + format_event(EVENT)) == EVENT
 

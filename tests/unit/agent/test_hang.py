@@ -21,4 +21,5 @@ def test_a_run_hangs_only_when_all_of_its_ranks_are_idle(monkeypatch: pytest.Mon
     assert not wait(2 * IDLE_SECONDS, share=1.0)
     assert not wait(IDLE_SECONDS - 2, share=0.0)
     assert wait(4, share=0.0)
+    assert watch.since == clock.now - IDLE_SECONDS - 2
     assert not wait(1, share=1.0)

@@ -37,6 +37,15 @@ def test_what_is_no_note_names_no_process(note: object) -> None:
     assert is_alive(note) is False
 
 
+def test_a_process_that_has_ended_and_is_not_waited_for_yet_does_not_live() -> None:
+    with subprocess.Popen(["sleep", "60"]) as process:
+        note = process_note(process.pid)
+        assert is_alive(note)
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert is_alive(note) is False
+
+
 @pytest.mark.parametrize("changes", [{"start_time": 1}, {"boot_id": "other", "host": "other"}, {"pid_namespace": 1}])
 def test_a_process_that_is_not_meant_gets_no_signal(changes: dict[str, Any]) -> None:
     with subprocess.Popen(["sleep", "600"]) as bystander:

@@ -52,6 +52,12 @@ def test_a_silent_link_is_given_up_after_its_limit_and_not_before(pair: Pair) ->
     assert pair.ends == [pair.link]
 
 
+def test_silence_while_this_process_stood_still_is_excused(pair: Pair) -> None:
+    pair.link.excuse_silence(pair.now + 10)
+    pair.link.tick(pair.now + 10 + SILENT_SECONDS)
+    assert pair.link.is_open
+
+
 def test_whatever_comes_keeps_a_link(pair: Pair) -> None:
     begun, pair.now = pair.now, pair.now + SILENT_SECONDS
     pair.other.sendall(b'{"do": "ping"}\n')

@@ -10,6 +10,7 @@ from task_images.contract import (
     PeerLostError,
     TaskError,
     TaskUsageError,
+    WrongResultError,
 )
 from task_images.run import run
 from task_images.world import open_world
@@ -23,6 +24,7 @@ from task_images.world import open_world
         (TaskUsageError("it went wrong"), 64),
         (PeerLostError("it went wrong"), 75),
         (EnvironmentUnfitError("it went wrong", "elsewhere"), 78),
+        (WrongResultError("it went wrong"), 70),
         (RuntimeError("[gloo/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:1234"), 75),
     ],
 )

@@ -16,6 +16,7 @@ import pytest
 
 from mlbench_cli.model.run import Run
 from mlbench_cli.runs.finalize import finalize
+from tests import slow
 from tests.contract.engines.local.test_shaped_network import find_obstacle
 from tests.contract.local_runs import Lab, client, processes_of, python, shell, until
 
@@ -45,8 +46,9 @@ def test_a_fault_of_the_second_attempt_comes_in_its_time(lab: Lab) -> None:
     assert record["missed"] is None
 
 
-def test_a_usage_error_is_not_tried_again(lab: Lab) -> None:
-    run = lab.start(shell("exit 64"), workers=2, on_failure="restart")
+@pytest.mark.parametrize("code", [64, 78, *slow([70, 126, 127])])
+def test_what_another_attempt_would_not_change_is_not_tried_again(lab: Lab, code: int) -> None:
+    run = lab.start(shell(f"exit {code}"), workers=2, on_failure="restart")
     assert lab.end(run).ended == "failed"
     assert len(record_of(run)["attempts"]) == 1
 
