@@ -27,7 +27,6 @@ def failing_test(tree: Path, tests: list[str]) -> str | None:
     """The first of the tests that fails in `tree`, or None."""
     options = ["-q", "-x", "-rfE", "-p", "no:cacheprovider", "-m", "not cluster and not nightly and not slow"]
     environment = {**os.environ, "PYTHONPATH": str(tree), "TZ": "Asia/Kolkata", "OMP_NUM_THREADS": "1"}
-    environment["PYTHONDONTWRITEBYTECODE"] = "1"  # Python would take that of a file changed in the same second
     command = [sys.executable, "-m", "pytest", *options, *tests]
     try:
         done = subprocess.run(
@@ -51,7 +50,11 @@ def judge(tree: Path, diff: Path) -> tuple[str, str]:
     try:
         test = failing_test(tree, tests) if tests else None
     finally:
+        changed = git(tree, "diff", "--name-only").stdout.split()
         git(tree, "checkout", "--quiet", ".")
+        for source in (tree / name for name in changed):  # Python would take the bytecode of the same second and size
+            for compiled in source.parent.glob(f"__pycache__/{source.stem}.*"):
+                compiled.unlink()
     if test is None:
         return "survived", ""
     if "::" in test and failing_test(tree, [test]):
