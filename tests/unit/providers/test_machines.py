@@ -1,15 +1,25 @@
 """machines.csv: what machines have and cost. A table of one's own goes first, and what nobody knows is unknown."""
 
 import csv
+from contextlib import nullcontext
 from datetime import date
 from pathlib import Path
 
 import pytest
 
 import providers
-from mlbench_cli.errors import UsageError
-from providers.base import Plan, PlanLine
-from providers.machines import load_prices, load_shapes, user_price_file
+from mlbench_cli.errors import CapacityError, MlbenchError, UsageError
+from providers.base import Plan, PlanLine, RightsError
+from providers.gke.options import Machine
+from providers.machines import (
+    Quota,
+    check_if_permitted,
+    load_prices,
+    load_shapes,
+    require_quotas,
+    settle_gpus,
+    user_price_file,
+)
 
 TABLE = Path(providers.__file__ or "").with_name("machines.csv")
 
@@ -108,3 +118,25 @@ def test_a_malformed_table_is_told(text: str) -> None:
     user_price_file().write_text(text)
     with pytest.raises(UsageError, match=r"machines\.csv"):
         load_prices("eks")
+
+
+def test_a_quota_that_is_not_used_up_may_still_be_too_small() -> None:
+    quotas = {name: Quota.of_use(name, 10, used) for name, used in (("a", 2), ("b", 7))}
+    require_quotas("here", {"a": 8, "b": 3, "unknown": 9}, quotas, hint=lambda *_: "")
+    with pytest.raises(CapacityError, match="b has 3 of 10 left, 4 needed"):
+        require_quotas("here", {"a": 8, "b": 4}, quotas, hint=lambda *_: "")
+
+
+@pytest.mark.parametrize(("error", "is_raised"), [(RightsError("no"), False), (CapacityError("full"), True)])
+def test_what_is_known_to_be_wrong_is_no_warning(error: MlbenchError, is_raised: bool) -> None:
+    def check() -> list[str]:
+        raise error
+
+    with pytest.raises(type(error)) if is_raised else nullcontext():
+        assert ["could not be checked" in text for text in check_if_permitted("here", check)] == [True]
+
+
+def test_a_number_of_gpus_that_is_forced_replaces_that_of_the_cloud() -> None:
+    machine = Machine("a3-highgpu-8g", "nvidia-h100-80gb", 8)
+    found = settle_gpus(machine, ("nvidia-h100-80gb", 8), forced=4, asked=None, is_gpu_family=True)
+    assert found.gpus == 4

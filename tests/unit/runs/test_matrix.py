@@ -58,6 +58,10 @@ def test_all_combinations_in_the_order_given() -> None:
     assert Matrix().points() == [{}]
 
 
+def test_an_axis_that_is_given_twice_has_the_values_of_both() -> None:
+    assert parse_axes(["seed=1,2", "backend=mpi", "seed=3"]) == {"seed": ("1", "2", "3"), "backend": ("mpi",)}
+
+
 def test_exclude_drops_what_has_all_its_values() -> None:
     matrix = Matrix({"a": (1, 2), "b": ("x", "y")}, exclude=({"a": "1", "b": "x"}, {"b": "y"}))
     assert matrix.points() == [{"a": 2, "b": "x"}]
