@@ -2,7 +2,10 @@
 
 import io
 import os
+import subprocess
+import sys
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 
 import pytest
@@ -68,6 +71,20 @@ def test_memory_is_what_the_group_or_the_machine_has_whichever_is_less(
         patch.setattr("builtins.open", open_file)
         found = machine.memory_limit()
     assert found == limit
+
+
+# --- ranks -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_cpu_time_of_children_that_have_ended_stays_that_of_their_rank() -> None:
+    burn = f"{sys.executable} -S -c 'import time\nwhile time.process_time() < 0.2: pass'"
+    with subprocess.Popen(["sh", "-c", f"{burn}; echo; read line"], stdin=PIPE, stdout=PIPE) as rank:
+        assert rank.stdout is not None
+        rank.stdout.readline()
+        [line] = machine.Sampler().lines({3: rank.pid})
+        rank.kill()
+    assert line["rank"] == 3
+    assert line["cpu_seconds"] >= 0.18
 
 
 # --- load ------------------------------------------------------------------------------------------------------------

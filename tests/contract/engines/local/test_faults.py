@@ -55,11 +55,11 @@ def test_what_another_attempt_would_not_change_is_not_tried_again(lab: Lab, code
 
 def test_a_slowed_rank_has_its_share_of_the_time_and_is_not_taken_for_stopped(lab: Lab) -> None:
     burn = "import time; end = time.monotonic() + 2.5\nwhile time.monotonic() < end: pass\ntime.sleep(4)"
-    run = lab.start(python(burn), workers=1, faults="at 0.3s for 4s slow rank 0 to 30% cpu", detect_seconds=1.0)
+    run = lab.start(python(burn), workers=1, faults="at 0.3s for 4s slow rank 0 to 10% cpu", detect_seconds=1.0)
     assert lab.end(run).ended == "exited"
     (event,) = record_of(run)["events"]
     assert event["until"] - event["at"] >= 3.9
-    assert 0.4 <= event["stopped_share"] <= 0.9  # 0.7 on an idle machine; late turns bring it nearer to a half
+    assert 0.6 <= event["stopped_share"] <= 0.98  # 0.9 on an idle machine; late turns bring it nearer to a half
 
 
 def test_faults_are_those_of_the_seed(lab: Lab) -> None:

@@ -12,6 +12,7 @@ ALL = [check.__name__ for check in checks.CHECKS]
 FIRST = [
     "bytes_are_those_of_the_formula",
     "a_resumed_training_goes_on_as_if_it_had_not_stopped",
+    "what_a_method_keeps_of_the_weights_follows_the_model_of_a_checkpoint",
     "another_number_of_ranks_shares_what_was_not_sent",
     "a_falsified_message_is_found",
 ]

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from mlbench_cli.tasks.catalog import load_task
 from task_images.gpt_pretraining.plan import make_plan
 from task_images.language.plan import PlanError
+from task_images.language.pretraining import Pretraining
 
 
 def parameters(preset: str = "tiny", **changes: Any) -> Mapping[str, Any]:
@@ -39,3 +41,15 @@ def test_sizes_that_do_not_go_together(preset: str, changes: Mapping[str, Any], 
 def test_the_checks_need_no_framework() -> None:
     code = "import task_images.gpt_pretraining.plan, sys; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_resumed_run_goes_on_with_the_next_update_and_each_pass_has_a_number() -> None:
+    run: Any = SimpleNamespace(
+        plan=SimpleNamespace(passes=2, global_batch=16),
+        settings=SimpleNamespace(steps=5),
+        world=SimpleNamespace(rank=3),
+        training=lambda update: (SimpleNamespace(terms=8.0, name=(update, number)) for number in range(2)),
+        _make_ahead=lambda passes: passes,
+    )
+    found = [(one.first, [part.name for part in one.passes]) for one in Pretraining.updates(run, 1, 3)]
+    assert found == [(6, [(3, 0), (3, 1)]), (6, [(4, 0), (4, 1)])]  # the last two of eight passes

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from mlbench_cli.tasks.catalog import load_task
+from task_images.translation.batches import Update
 from task_images.translation.training import Translation
 
 SENTENCES = ["The cat sat on the old red mat today .", "A dog ran over the green hill again ."]
@@ -30,3 +31,11 @@ def test_the_goal_is_held_against_the_bleu_that_it_was_set_on(goal_bleu: str) ->
 def test_goals_and_test_sets_are_those_of_the_specification(name: str, longest: int) -> None:
     spec = load_task(name).resolve()
     assert (spec["goal_bleu"], spec["longest_test"]) == ("lowercased", longest)
+
+
+@pytest.mark.parametrize(("unit", "total"), [("tokens", 30), ("sentences", 8), ("own_sentences", 1)])
+def test_gradients_are_divided_by_what_the_task_says_and_passes_keep_their_numbers(unit: str, total: int) -> None:
+    batches = SimpleNamespace(updates=lambda epoch, begin: iter([Update([], 4, 8, 30)]))
+    task: Any = SimpleNamespace(batches=batches, divide_by=unit)
+    [update] = Translation.updates(task, 1)
+    assert (update.total, update.samples, update.first) == (total, 8, 4)

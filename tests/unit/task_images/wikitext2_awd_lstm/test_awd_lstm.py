@@ -3,6 +3,7 @@
 import math
 import statistics
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 from unittest.mock import Mock
@@ -12,20 +13,24 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from task_images.contract import EnvironmentUnfitError
+from task_images.contract import Contract, EnvironmentUnfitError
 from task_images.report import Reporter
-from task_images.train import count_parameters
+from task_images.train import Precision, count_parameters
 from task_images.wikitext2_awd_lstm.data import read_corpus, sequence_lengths, streams, write_sample
 from task_images.wikitext2_awd_lstm.task import (
     Average,
     AwdLstm,
+    Evaluation,
     Settings,
+    Streams,
     WeightDroppedLstm,
     drop_locked,
     drop_words,
     regularization,
     should_switch,
 )
+from task_images.world import World
+from tests.unit.task_images.threads import ThreadWorld, run_ranks
 
 NAMES = ("dropout_embedding", "dropout_input", "dropout_hidden", "dropout_output", "weight_drop")
 NO_DROPOUT: dict[str, Any] = dict.fromkeys(NAMES, 0.0)
@@ -233,3 +238,46 @@ def test_the_average_is_the_mean_since_the_switch_and_leaves_the_parameters_alon
     for one in (average, again):
         assert one.best.weight.tolist() == [[3.0] * 3]
     assert model.weight.tolist() == [[6.0] * 3]
+
+
+def test_a_resumed_run_switches_when_one_that_was_not_stopped_does() -> None:
+    whole, first, rest = (Average(nn.Linear(3, 1), 2, "stalled", cast("Reporter", Mock())) for _ in range(3))
+    for epoch, loss in enumerate((5.0, 4.0, 4.0, 4.0, 4.0), 1):
+        whole.observe(epoch, {"loss": loss})
+        (first if epoch < 3 else rest).observe(epoch, {"loss": loss})
+        if epoch == 2:
+            rest.load_state_dict(first.state_dict())
+    assert rest.switched == whole.switched == 4
+
+
+SMALL = Settings(embedding=4, hidden=6, layers=2, batch_size=2, sequence_length=5, validation_streams=3, **NO_DROPOUT)
+
+
+def test_each_rank_goes_on_with_the_hidden_states_of_its_own_streams() -> None:
+    text = torch.arange(400) % 20
+    model = AwdLstm(20, SMALL)
+    saved = {"cells": [torch.randn(1, 6, 5) for _ in range(4)]}
+
+    def resume(world: ThreadWorld) -> dict[str, Any]:
+        streams = Streams(world, SMALL, model, text, cast("Average", None))
+        streams.load_state_dict(saved)
+        return streams.state_dict()
+
+    for state in run_ranks(3, resume):
+        for one, other in zip(state["cells"], saved["cells"], strict=True):
+            assert torch.equal(one, other)
+
+
+def test_a_text_that_is_evaluated_in_pieces_is_one_text() -> None:
+    device = torch.device("cpu")
+    world = World(Contract({}), device, 1, grouped=False)
+    torch.manual_seed(1)
+    average = Average(AwdLstm(20, SMALL), 5, "stalled", cast("Reporter", Mock()))
+    found = [
+        Evaluation(world, replace(SMALL, sequence_length=length), Precision("fp32", device), average)(
+            torch.randint(20, (60,), generator=torch.Generator().manual_seed(2))
+        )
+        for length in (4, 1000)
+    ]
+    assert found[0]["loss"] == pytest.approx(found[1]["loss"], rel=1e-6)
+    assert found[0]["Perplexity"] == pytest.approx(math.exp(found[1]["loss"]), rel=1e-6)
