@@ -140,6 +140,19 @@ def test_what_a_registry_says_of_an_image(registry: FakeRegistry, with_token: bo
         assert find_docker_login("registry.example") is None
 
 
+def test_the_helper_of_a_registry_goes_before_that_of_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("own", "common"):
+        program = tmp_path / f"docker-credential-{name}"
+        program.write_text(f'#!/bin/sh\necho \'{{"Username": "{name}", "Secret": "x"}}\'\n')
+        program.chmod(0o755)
+    config = {"credHelpers": {"registry.example": "own"}, "credsStore": "common"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    hosts = ("registry.example", "other.example")
+    assert [find_docker_login(host) for host in hosts] == [Login("own", "x"), Login("common", "x")]
+
+
 def test_a_registry_that_does_not_answer_is_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLBENCH_REGISTRY_ENDPOINT", "http://127.0.0.1:9")
     assert find_image(parse_image("ghcr.io/me/a:1")).presence is Presence.UNKNOWN

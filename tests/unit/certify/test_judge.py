@@ -317,6 +317,7 @@ def test_a_gpu_that_its_hardware_slows_down_is_watched_whatever_else_the_rank_me
     samples = healthy()
     samples.rows += [(2, line, Rates(float(line), counters={"hardware_slowdown": line % 2})) for line in (1, 3, 4)]
     samples.rows += [(2, line, Rates(float(line), values={"local_all_reduce": 1.0})) for line in range(5, 9)]
+    samples.rows += [(1, line, Rates(float(line), counters={"hardware_slowdown": line % 2})) for line in (1, 2)]
     assert states(certify(samples)) == {"n2": ("watch", ["throttled"])}
 
 

@@ -3,16 +3,18 @@
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from mlbench_cli.engines.kubernetes.ending import (
     SETTLE_SECONDS,
     STOP_SECONDS,
     decide_ending,
+    start_limit,
 )
-from mlbench_cli.engines.kubernetes.manifests import STOPPED_ANNOTATION
+from mlbench_cli.engines.kubernetes.manifests import KUEUE_LABEL, STOPPED_ANNOTATION
 from mlbench_cli.engines.kubernetes.workers import NodeEnd, worker_states
 from mlbench_cli.model.run import Ending
-from mlbench_cli.model.spec import RunSpec
+from mlbench_cli.model.spec import KubernetesOptions, RunSpec
 
 NOW = 1_800_000_000.0
 OK, BAD, LATE = NodeEnd(Ending.EXITED, 0), NodeEnd(Ending.EXITED, 3), NodeEnd(Ending.DEADLINE, 124)
@@ -95,3 +97,21 @@ def test_who_was_stopped_just_now_may_yet_show_why(since: float, word: str | Non
         workers=1,
     )  # fmt: skip
     assert decide_ending(spec, a_job(), worker_states(1, pods, ends), pods, ends, NOW, None) == word
+
+
+@pytest.mark.parametrize(("absent", "limit"), [(None, 600.0), (180.0, None)])
+def test_only_a_run_that_needs_all_of_its_workers_is_given_up_for_one(
+    absent: float | None, limit: float | None
+) -> None:
+    spec = RunSpec("r", "c", "kubernetes", "custom", "custom", ("true",), "gloo", 2, absent_seconds=absent)
+    spec = replace(spec, kubernetes=KubernetesOptions(start_timeout=600))
+    found = start_limit(spec, a_job(), worker_states(2, {0: a_pod("running"), 1: a_pod("pending")}, {}))
+    assert found == (None if limit is None else NOW - 60 + limit)
+
+
+def test_a_queue_may_take_longer_than_nodes() -> None:
+    spec = RunSpec("r", "c", "kubernetes", "custom", "custom", ("true",), "gloo", 1)
+    spec = replace(spec, kubernetes=KubernetesOptions(start_timeout=7 * 86400, queue="q"))
+    job: Any = a_job()
+    job["metadata"] |= {"labels": {KUEUE_LABEL: "q"}, "creationTimestamp": "2027-01-15T07:00:00Z"}
+    assert start_limit(spec, job, worker_states(1, {}, {})) == NOW - 3600 + 7 * 86400
