@@ -1,11 +1,14 @@
 """The probe of the network, with real processes and sockets."""
 
+import io
+import itertools
 import json
 import socket
 import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -86,6 +89,32 @@ def test_a_stranger_is_not_taken_for_a_neighbor() -> None:
 def test_counters_are_those_of_one_interface() -> None:
     assert network.read_counters("lo").keys() >= {"rx_bytes", "tx_bytes", "rx_dropped", "tx_dropped", "retransmits"}
     assert network.read_counters(None) == {"interface": None, "retransmits": network.read_counters("lo")["retransmits"]}
+
+
+def test_each_counter_is_that_of_its_column(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = "face |bytes packets errs drop fifo frame compressed multicast|bytes packets errs drop fifo colls"
+    files = {
+        "/proc/net/dev": f"{names}\n eth0: {' '.join(map(str, range(16)))}\neth01: {' '.join(['99'] * 16)}\n",
+        "/proc/net/snmp": "Tcp: InSegs RetransSegs InErrs\nTcp: 7 5 3\n",
+    }
+    with monkeypatch.context() as patch:  # a test cannot have a kernel of its own
+        patch.setattr("builtins.open", lambda path, **_: io.StringIO(files[path]))
+        found = network.read_counters("eth0")
+    received = {"rx_bytes": 0, "rx_packets": 1, "rx_dropped": 3}
+    sent = {"tx_bytes": 8, "tx_packets": 9, "tx_dropped": 11}
+    assert found == {"interface": "eth0", **received, **sent, "retransmits": 5}
+
+
+def test_a_rate_is_of_the_bits_that_were_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = itertools.count(0.0, 2.0)
+    monkeypatch.setattr(network, "time", SimpleNamespace(perf_counter=lambda: next(seconds)))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        there = socket.create_connection(listener.getsockname())
+        line = network.Line(listener.accept()[0])
+        there.sendall(bytes(1000))
+        assert line.receive_block(1000, bytearray(100)) == 800 * 8 / 2  # the first fifth is TCP's slow start
+        there.close()
+        line.close()
 
 
 @pytest.mark.parametrize(
