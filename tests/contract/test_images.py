@@ -140,6 +140,12 @@ def test_what_a_registry_says_of_an_image(registry: FakeRegistry, with_token: bo
         assert find_docker_login("registry.example") is None
 
 
+def test_an_image_without_a_registry_is_one_of_docker_s_own(registry: FakeRegistry) -> None:
+    registry.world.manifests |= {"library/python": {"3.12": "sha256:ab"}, "me/python": {"3.12": "sha256:cd"}}
+    names = ("python:3.12", "me/python:3.12")
+    assert [find_image(parse_image(name)).digest for name in names] == ["sha256:ab", "sha256:cd"]
+
+
 def test_the_helper_of_a_registry_goes_before_that_of_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("own", "common"):
         program = tmp_path / f"docker-credential-{name}"

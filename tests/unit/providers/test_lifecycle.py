@@ -394,6 +394,19 @@ def test_work_that_is_taken_up_again_goes_on_where_its_last_time_was(cloud: ToyC
     assert [line["name"] for line in timeline.to_list()] == ["demo-plane", "demo-network"]
 
 
+def test_a_wait_that_goes_on_is_one_wait_with_all_of_its_seconds(cloud: ToyCloud) -> None:
+    network = Thing(cloud, "demo", "network")
+    earlier: TimesRecord = {
+        "kind": "thing", "name": network.name, "adopted": False, "began": 0.0, "accepted": 1.0, "ready": None,
+        "waits": [{"reason": "it is making", "seconds": 49.5}],
+    }  # fmt: skip
+    line = Timeline([network], [earlier]).of(network)
+    line.start_wait("it is making")
+    line.end_wait()
+    [wait] = line.to_dict()["waits"]
+    assert 49.5 <= wait["seconds"] < 60
+
+
 def test_what_another_machine_has_made_was_there(cloud: ToyCloud, store: Store, tmp_path: Path) -> None:
     up(CLUSTER, toy_resources(cloud, "demo"), store)
     other = up(CLUSTER, toy_resources(cloud, "demo"), _store(tmp_path / "other"))

@@ -48,6 +48,14 @@ def test_intervals_of_ratios_are_turned_with_them(measured: Measurement) -> None
     assert not any("low" in row for row in charts(one[0], two[0])["total_time"].rows)
 
 
+def test_computing_alone_has_a_speedup_and_the_ideal_begins_at_the_fewest_workers(measured: Measurement) -> None:
+    found = charts(run(measured, "a", 2, 100.0), run(measured, "b", 4, 40.0), run(measured, "c", 6, 20.0))
+    for key in ("speedup", "compute_speedup"):
+        one, two, three = (row["y"] for row in found[key].rows if row["series"] != "ideal")
+        assert 0.999 < one < 1.001 < two < three
+        assert [(row["x"], row["y"]) for row in found[key].rows if row["series"] == "ideal"] == [(2, 1), (4, 2), (6, 3)]
+
+
 @pytest.mark.parametrize(
     ("change", "count"),
     [
