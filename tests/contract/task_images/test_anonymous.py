@@ -27,10 +27,8 @@ run(main)
 
 
 def test_messages_and_tracebacks_name_neither_machines_nor_local_paths(tmp_path: Path) -> None:
-    output = tmp_path / "out"
-    output.mkdir()
-    program = tmp_path / "home" / "train.py"
-    program.parent.mkdir()
+    program, output = tmp_path / "home" / "train.py", tmp_path / "home" / "out"
+    output.mkdir(parents=True)
     program.write_text(PROGRAM.format(root=str(ROOT), output=str(output), host=socket.gethostname()))
     variables = {"MLBENCH_ANONYMOUS": "1", "MLBENCH_OUTPUT_DIR": str(output), "HOME": str(program.parent)}
     variables |= {"WORLD_SIZE": "2", "MLBENCH_HOSTS": f"{socket.gethostname()},plum.example"}
