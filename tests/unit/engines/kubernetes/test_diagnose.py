@@ -613,3 +613,18 @@ def test_the_next_command_names_the_namespace_of_the_run(name: str, command: str
     facts["job"]["metadata"]["namespace"] = "team"
     (finding,) = diagnose(*(facts[key] for key in ("job", "pods", "events", "nodes")), now=facts["now"])
     assert command in str(finding.hint)
+
+
+def test_of_several_events_the_latest_one_is_told() -> None:
+    """The API server gives them in no order."""
+    events = [
+        {
+            "involvedObject": {"uid": "job"},
+            "reason": "FailedCreate",
+            "message": f"refusal of minute {minute}",
+            "lastTimestamp": f"2027-01-15T07:5{minute}:00Z",
+        }
+        for minute in (2, 3, 1)
+    ]
+    [finding] = diagnose(a_job(), {}, events, (), now=NOW)
+    assert "refusal of minute 3" in finding.summary
