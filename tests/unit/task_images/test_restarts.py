@@ -4,18 +4,19 @@ import contextlib
 import io
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
-from task_images.contract import Contract, parse_event
+from task_images.contract import Contract, TaskUsageError, parse_event
 from task_images.data import lasting_generator
 from task_images.methods.base import Bsp
-from task_images.report import Reporter
+from task_images.report import GoalWatch, Reporter
 from task_images.schedules import PerEpoch
 from task_images.train import PassLoss, Plan, Trainer, Update
 from task_images.world import open_world
@@ -50,11 +51,26 @@ class Noisy:
         return PassLoss(value, value.detach(), len(data))
 
 
+class Counter:
+    """Something that a task counts itself."""
+
+    def __init__(self) -> None:
+        self.number = 0
+
+    def state_dict(self) -> Mapping[str, Any]:
+        return {"number": self.number}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.number = state["number"]
+
+
 class LostError(Exception):
     """In place of the end of a rank's process."""
 
 
-def start(folder: Path, attempt: int, after_update: Callable[[int], None], resume: Path | None = None) -> Any:
+def start(
+    folder: Path, attempt: int, after_update: Callable[[int], None], resume: Path | None = None, seed: int = 1
+) -> Any:
     """One attempt of two epochs: the trainer, and the result that it reports."""
     output = folder / f"output-{attempt}"
     output.mkdir(parents=True)
@@ -73,8 +89,14 @@ def start(folder: Path, attempt: int, after_update: Callable[[int], None], resum
         world, Reporter(world, "rows", synthetic=True), Noisy(model, lasting_generator(1, "noise")),
         PerEpoch(lambda epoch: 0.1 / (1 + epoch)), Plan(2, report_every=1), validate=lambda epoch: {"loss": 1.0},
         make_optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.0, momentum=0.9), method=Bsp(),
+        goal=GoalWatch("loss", "<=", 0.0, 1.0, "full"), states={"own": (own := Counter())}, identity={"seed": seed},
     )  # fmt: skip
-    trainer.after_update = lambda: after_update(trainer.position.total)
+
+    def after() -> None:
+        own.number += 1
+        after_update(trainer.position.total)
+
+    trainer.after_update = after
     with contextlib.redirect_stdout(out):
         trainer.run()
     events = [event for event in map(parse_event, out.getvalue().splitlines()) if event]
@@ -108,6 +130,10 @@ def test_a_training_that_is_started_again_ends_as_one_that_was_not(tmp_path: Pat
     ]
     rates = [[event["value"] for event in events if event.get("name") == "learning_rate"] for events in (told, rest)]
     assert rates[1] == rates[0][2 * EVERY :]
+    assert again.states["own"].number == 2 * UPDATES
+    for events in (told, rest):  # the light goal was passed before the checkpoint
+        [result] = [event for event in events if event["event"] == "result"]
+        assert result["details"]["goals"]["light"]["updates"] == UPDATES
 
 
 def test_the_clock_of_a_run_goes_on_from_its_first_update_and_counts_nothing_twice(tmp_path: Path) -> None:
@@ -121,3 +147,8 @@ def test_the_clock_of_a_run_goes_on_from_its_first_update_and_counts_nothing_twi
     seconds = sum(part["rank0"] for part in result["timings"].values())
     assert abs(seconds - result["wall_seconds"]) < 1e-6
     assert result["updates"] == 2 * UPDATES
+
+
+def test_a_training_does_not_go_on_from_that_of_another_seed(tmp_path: Path) -> None:
+    with pytest.raises(TaskUsageError, match="made with seed = 1, this run has 2"):
+        start(tmp_path, 1, lambda update: None, lose(tmp_path), seed=2)
