@@ -18,6 +18,7 @@ import pytest
 from msgspec.structs import replace
 
 from mlbench_cli.agent import link, wire
+from mlbench_cli.agent.head import Head
 from mlbench_cli.engines.follow import read_log
 from mlbench_cli.engines.hosts.engine import HostsEngine
 from mlbench_cli.engines.placement import NodeShare
@@ -276,3 +277,11 @@ def test_a_node_is_not_lost_while_the_disk_of_its_head_is_full(tmp_path: Path, s
             assert node.wait(PATIENCE) == 0
         head.kill()
     assert (small_disk / "nodes/0/logs/rank-0.log").read_bytes() == bytes(2_000_000) + b"end\n"
+
+
+def test_a_node_hears_of_the_end_and_of_stacks_that_somebody_wants(tmp_path: Path) -> None:
+    head = Head(str(tmp_path), 1, "token", 60.0)
+    for name in ("cancel", "stacks", "plan.json"):
+        (tmp_path / name).write_text(name)
+    head.look_for_notes()
+    assert head.notes == {"cancel": b"cancel", "stacks": b"stacks"}

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from task_images.contract import Contract
-from task_images.methods.base import parse_size
+from task_images.methods.base import LossScale, parse_size
 from task_images.world import cpu_threads, measure_distance
 from tests.unit.task_images.threads import run_ranks
 
@@ -22,3 +22,10 @@ def test_the_distance_of_replicas_is_the_mean_one_from_their_mean() -> None:
 def test_ranks_of_one_machine_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     assert cpu_threads(Contract({"LOCAL_WORLD_SIZE": "100000"})) == 1
+
+
+def test_a_loss_scale_grows_to_its_limit() -> None:
+    scale = LossScale(8.0, window=1, largest=16.0)
+    for _ in range(3):
+        scale.observe(True)
+    assert scale.value == 16.0
