@@ -1,7 +1,7 @@
 """Options of `mlbench run`, which are declared as fields of Request, as parameters of commands."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Annotated, Any
 
 import typer
@@ -12,7 +12,18 @@ from mlbench_cli.model.faults import Policy
 from mlbench_cli.runs.request import REPEATABLE, Option, flag
 
 
-def request_parameter(item: Option) -> inspect.Parameter:
+def add_request_options(command: Callable[..., Any], items: Iterable[Option]) -> None:
+    """Declare `items` as options of `command`, which gets them as keyword arguments."""
+    own = inspect.signature(command)
+    command.__signature__ = own.replace(  # type: ignore[attr-defined]
+        parameters=[
+            *(entry for entry in own.parameters.values() if entry.kind is not inspect.Parameter.VAR_KEYWORD),
+            *map(_request_parameter, items),
+        ]
+    )
+
+
+def _request_parameter(item: Option) -> inspect.Parameter:
     """A field of Request as a parameter that Typer makes an option of."""
     repeated = item.kind in REPEATABLE
     kind: Any = {"integer": int, "switch": bool}.get(item.kind, list[str] if repeated else str)

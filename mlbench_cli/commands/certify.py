@@ -1,6 +1,5 @@
 """`mlbench certify`: which machines must go back, and what will this cluster deliver?"""
 
-import inspect
 import re
 import shlex
 from collections.abc import Callable, Iterable, Sequence
@@ -28,7 +27,7 @@ from mlbench_cli.certify.expectations import read_expectations
 from mlbench_cli.certify.plan import make_plan
 from mlbench_cli.commands._common import Format, Output, Yes, complete_clusters
 from mlbench_cli.commands._members import follow_run
-from mlbench_cli.commands._request_options import request_parameter
+from mlbench_cli.commands._request_options import add_request_options
 from mlbench_cli.commands._selection import complete_names
 from mlbench_cli.errors import MlbenchError, NeverStartedError, Stopped, UsageError
 from mlbench_cli.model.run import Cluster
@@ -173,13 +172,7 @@ def certify(
     )
 
 
-_signature = inspect.signature(certify)
-certify.__signature__ = _signature.replace(  # type: ignore[attr-defined]
-    parameters=[
-        *(entry for entry in _signature.parameters.values() if entry.kind is not inspect.Parameter.VAR_KEYWORD),
-        *(request_parameter(item) for item in OPTIONS if item.name in OF_RUN),
-    ]
-)
+add_request_options(certify, (item for item in OPTIONS if item.name in OF_RUN))
 
 
 def _measure(

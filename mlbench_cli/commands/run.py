@@ -1,6 +1,5 @@
 """`mlbench run`: request -> experiment -> recorded runs -> submitted and followed, one after the other."""
 
-import inspect
 import os
 import re
 import shlex
@@ -28,7 +27,7 @@ from mlbench_cli.commands._common import (
 from mlbench_cli.commands._experiment_file import run_file
 from mlbench_cli.commands._members import How, follow_all, start_detached
 from mlbench_cli.commands._report import Ended, report_ended
-from mlbench_cli.commands._request_options import request_parameter
+from mlbench_cli.commands._request_options import add_request_options
 from mlbench_cli.commands._values import HELP_ALL, PanelCommand
 from mlbench_cli.errors import UsageError, naming_file_on_os_error
 from mlbench_cli.model.cluster_details import ClusterDetails
@@ -461,14 +460,8 @@ def _save(request: Request, path: Path, source: str | None) -> None:
 # --- the options are Request's fields -------------------------------------------------------------------------------
 
 
-_signature = inspect.signature(run)
+add_request_options(run, (item for item in OPTIONS if not item.rare))
 run.command_class = RunCommand  # type: ignore[attr-defined]
-run.__signature__ = _signature.replace(  # type: ignore[attr-defined]
-    parameters=[
-        *(entry for entry in _signature.parameters.values() if entry.kind is not inspect.Parameter.VAR_KEYWORD),
-        *(request_parameter(item) for item in OPTIONS if not item.rare),
-    ]
-)
 
 
 def _request(name: str | None, workers: list[str] | None, file: Path | None, options: dict[str, Any]) -> Request:
