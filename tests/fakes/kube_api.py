@@ -33,6 +33,8 @@ from kubernetes.client import V1PodSpec
 
 from mlbench_cli.kube.access import Access
 from mlbench_cli.kube.credentials import Token
+from mlbench_cli.model.run import Cluster
+from mlbench_cli.storage.store import Store
 
 COLLECTION = re.compile(
     r"/(?:api|apis/[^/]+)/v1(?:alpha\d|beta\d)?(?:/namespaces/(?P<namespace>[^/]+))?/(?P<kind>[a-z]+)"
@@ -133,6 +135,14 @@ class KubeApi:
             "contexts": [{"name": "x", "context": {"cluster": "x", "user": "x"}}],
         }
         path.write_text(yaml.safe_dump(config))
+
+    def record(self, home: Path) -> None:
+        """Record this server as the attached cluster "there" in a data folder, whose kubeconfig reaches it."""
+        self.write_kubeconfig(home / "kubeconfig")
+        details = {"kubeconfig": str(home / "kubeconfig"), "context": "x", "namespace": "default"}
+        store = Store(home)
+        store.record_cluster(Cluster("there", "attached", details=details))
+        store.close()
 
     def access_with(self, fetch: Callable[[], tuple[str, float | None]]) -> Access:
         return Access(self.url, token=Token(fetch))

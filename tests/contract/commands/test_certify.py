@@ -370,12 +370,8 @@ def test_bad_input_is_refused_before_anything_starts(capsys: Captured, words: li
 def test_what_a_cluster_needs_of_a_run_is_given_as_for_any_run(home: Path, capsys: Captured) -> None:
     with KubeApi() as server:
         home.mkdir()
-        server.write_kubeconfig(home / "kubeconfig")
+        server.record(home)
         server.faults.append(Fault("POST .*/jobs", status=403, message="no more Jobs today"))
-        store = Store(home)
-        details = {"kubeconfig": str(home / "kubeconfig"), "context": "x", "namespace": "default"}
-        store.record_cluster(Cluster("there", "attached", details=details))
-        store.close()
         words = ("--image", "mine/torch:1", "--start-timeout", "2h", "--node-selector", "pool=gpu")
         assert run(["certify", "there", "--nodes", "2", "--yes", *words]) == 3
     assert "no more Jobs today" in capsys.readouterr().err

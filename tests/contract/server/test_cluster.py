@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mlbench_cli.model.run import Cluster, Experiment, Member
+from mlbench_cli.model.run import Experiment, Member
 from mlbench_cli.storage.store import Store
 from mlbench_cli.util.times import now
 from tests.contract.engines.kubernetes.test_engine import a_run, submit
@@ -30,10 +30,8 @@ def dashboard(server: KubeApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("mlbench_cli.server.discovery.SECONDS", 1.0)
     home = tmp_path / "home"
     home.mkdir()
-    server.write_kubeconfig(home / "kubeconfig")
-    details = {"kubeconfig": str(home / "kubeconfig"), "context": "x", "namespace": "default"}
+    server.record(home)
     store = Store(home)
-    store.record_cluster(Cluster("there", "attached", details=details))
     record_sealed(store, "mine-1", 1, 20.0)
     run = store.run("mine-1").run
     members = (Member(0, run.id, "x", {}),)

@@ -8,9 +8,7 @@ from pathlib import Path
 import pytest
 
 from mlbench_cli.app import run
-from mlbench_cli.model.run import Cluster
 from mlbench_cli.results.archive.verify import find_problems
-from mlbench_cli.storage.store import Store
 from tests.fakes.kube_api import KubeApi
 from tests.fakes.kubelet import Kubelet
 
@@ -35,11 +33,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[KubeApi]
     monkeypatch.setenv("MLBENCH_HOME", str(home))
     monkeypatch.chdir(project)
     with KubeApi() as server, Kubelet(server, tmp_path / "pods"):
-        server.write_kubeconfig(home / "kubeconfig")
-        details = {"kubeconfig": str(home / "kubeconfig"), "context": "x", "namespace": "default"}
-        store = Store(home)
-        store.record_cluster(Cluster("there", "attached", details=details))
-        store.close()
+        server.record(home)
         yield server
 
 
