@@ -81,10 +81,7 @@ def follow(
     After `timeout` seconds of waiting this raises DeadlineError, and the run continues. A run that can never start is
     canceled. An interrupt passes through; the engine decides what happens to the run.
     """
-    if (finished := read_finished(run)) is not None:
-        row = store.find_run(run.id)
-        if row is not None and row.state is not RunState.FINISHED:  # its agent has just sealed it
-            store.advance(run, RunState.FINISHED, finished.outcome)
+    if (finished := _read_sealed(run, store)) is not None:
         return finished
     timeout = await_start(run, store, timeout, report)
     _wait_out_silence(run, lambda: engine.resume(run), notice)
@@ -115,7 +112,7 @@ def cancel(
     run: Run, engine: Engine, store: Store, *, seconds: float = CANCEL_SECONDS, notice: Notice | None = None
 ) -> FinishedRun | None:
     """Stop a run, keep its partial results, and finalize it; None if it has not ended within `seconds`."""
-    if (finished := read_finished(run)) is not None:
+    if (finished := _read_sealed(run, store)) is not None:
         return finished
     with nullcontext() if run.spec.engine == "local" else RunFolder(run.folder).lock(notice=notice):
         engine.cancel(run)
@@ -126,6 +123,16 @@ def cancel(
         if time.monotonic() >= deadline:
             break
     return None
+
+
+def _read_sealed(run: Run, store: Store) -> FinishedRun | None:
+    """What `read_finished` returns; the state is recorded if an agent has sealed the run and not yet recorded that."""
+    finished = read_finished(run)
+    if finished is not None:
+        row = store.find_run(run.id)
+        if row is not None and row.state is not RunState.FINISHED:
+            store.advance(run, RunState.FINISHED, finished.outcome)
+    return finished
 
 
 def _wait_out_silence(
