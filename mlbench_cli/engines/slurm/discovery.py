@@ -265,7 +265,8 @@ def probe_nodes(channel: Channel, details: SlurmDetails, found: NodeCount) -> li
         raise UsageError(
             f"A line of --setup failed on the nodes: {failed[0].rpartition(SETUP_FAILED)[2].strip(': ')}."
             f"{' It said: ' + said[-1][:200] if said else ''}",
-            hint="The lines run in a login shell (bash -l) without your session's variables and functions.",
+            hint="The lines run in a login shell (bash -l) without your session's variables and functions; "
+            "add || true to a line that may fail.",
         )
     if not probes:
         late = CapacityError(f"The nodes could not be probed: no answer within {PROBE_SECONDS:g} s")

@@ -81,19 +81,19 @@ def render_script(spec: RunSpec, details: SlurmDetails, code_folder: str) -> str
 
 
 def watch_setup(setup: str) -> str:
-    """The lines of --setup, and what notes the first command of them that fails, and ends the script. The probe of
-    attach-slurm runs the same lines in the same shell and environment. Empty without lines."""
+    """The lines of --setup, and what notes the first command of them that fails or exits, and ends the script. The
+    probe of attach-slurm runs the same lines in the same shell and environment. Empty without lines."""
     if not setup.strip():
         return ""
     return "\n".join(
         (
             "set +u",
-            "mlbench_failed=",
-            """trap 'mlbench_failed=${mlbench_failed:-"$? from: $BASH_COMMAND"}' ERR""",
+            f"""mlbench_failed() {{ trap - ERR EXIT; echo "{SETUP_FAILED}: exit code $1 from: $2" >&2""",
+            """[ -z "${run:-}" ] || echo "exit code $1 from: $2" >"$run/setup.failed"; exit 78; }""",
+            """trap 'mlbench_failed "$?" "$BASH_COMMAND"' ERR""",
+            """trap 'mlbench_failed "$?" "a line that ended the shell"' EXIT""",
             setup.rstrip(),
-            "trap - ERR",
-            f'if [ -n "$mlbench_failed" ]; then echo "{SETUP_FAILED}: exit code $mlbench_failed" >&2; '
-            '[ -z "${run:-}" ] || echo "exit code $mlbench_failed" >"$run/setup.failed"; exit 78; fi',
+            "trap - ERR EXIT; set +e",
         )
     )
 

@@ -78,9 +78,18 @@ def test_other_folders_run_and_the_timeout_does_not_count_the_queue(shell: Shell
 
 
 @pytest.mark.slow
-def test_a_line_of_setup_that_fails_is_quoted_when_attaching_and_before_a_run(shell: Shell, tmp_path: Path) -> None:
-    quoted = "module load pytorch/2.4"
-    (tmp_path / "setup.sh").write_text(f"{quoted}\n")
+@pytest.mark.parametrize(
+    ("lines", "quoted"),
+    [
+        ("module load pytorch/2.4", "module load pytorch/2.4"),
+        ("set -e\nexpr 1 = 2", "exit code 1 from: expr 1 = 2"),
+        ("module load pytorch/2.4 || exit 3", "exit code 3 from: a line that ended the shell"),
+    ],
+)
+def test_a_line_of_setup_that_fails_is_quoted_when_attaching_and_before_a_run(
+    shell: Shell, tmp_path: Path, lines: str, quoted: str
+) -> None:
+    (tmp_path / "setup.sh").write_text(f"{lines}\n")
     where = ("--shared", str(tmp_path / "far"), "--python", shell.python, "--setup", "setup.sh")
     assert quoted in shell("attach-slurm", "s", *where, code=2)
     shell("attach-slurm", "s", *where, "--no-probe")
