@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from mlbench_cli.errors import CredentialError, UsageError
 from mlbench_cli.kube.api import Api
@@ -188,16 +188,17 @@ def _proxy_settings(proxy: str | None, server: str) -> dict[str, object]:
         proxy, variable = _environment_proxy(server) or (None, None)
     if proxy is None:
         return {"proxy": "", "no_proxy": ""}
-    if not _is_http_url(proxy):
+    parts = urlsplit(proxy if _is_http_url(proxy) else "")
+    if not parts.hostname or "@" in parts.path + parts.query + parts.fragment:
         named = f'"{proxy.rpartition("@")[2]}"{f", from ${variable}," if variable else ""}'
         raise UsageError(
             f"The proxy of the cluster, {named} is not an http or https URL.",
-            hint=f"SOCKS proxies are not supported{f': unset {variable}' if variable else ''}.",
+            hint="http://USER:PASSWORD@HOST:PORT, with characters such as # and / of a password as %23 and %2F; SOCKS "
+            "proxies are not supported.",
         )
-    parts = urlsplit(proxy)
     found: dict[str, Any] = {"proxy": proxy, "no_proxy": ""}
     if parts.username:
-        words = f"{parts.username}:{parts.password or ''}"
+        words = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
         found["proxy_headers"] = official().urllib3.util.make_headers(proxy_basic_auth=words)
     return found
 

@@ -202,7 +202,18 @@ def test_a_proxy_of_the_environment_is_used(monkeypatch: pytest.MonkeyPatch) -> 
             assert api.get(PODS)["items"] == []
 
 
-@pytest.mark.parametrize("proxy", ["socks5://user:secret@p:1080", "http://user:secret@p:x"])
+def test_a_proxy_gets_the_login_of_its_url() -> None:
+    with KubeApi() as server:
+        proxy = server.url.replace("://", "://LAB%5Cme:p%40ss%23@")
+        with Access("http://nowhere.invalid", proxy=proxy).client() as api:
+            api.get(PODS)
+        words = {value for _, sent in server.headers for name, value in sent if name.lower() == "proxy-authorization"}
+        assert words == {"Basic " + base64.b64encode(b"LAB\\me:p@ss#").decode()}
+
+
+@pytest.mark.parametrize(
+    "proxy", ["socks5://user:secret@p:1080", "http://user:secret@p:x", "http://user:of@secret#secret@p:1"]
+)
 def test_a_proxy_of_another_kind_is_refused_without_its_password(proxy: str) -> None:
     with Access("https://c.invalid", proxy=proxy).client() as api, pytest.raises(UsageError, match='"p:') as caught:
         api.get(PODS)
