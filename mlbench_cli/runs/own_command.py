@@ -20,9 +20,9 @@ _TEE, _CHECKED = re.compile(r"(?<!\|)\|&?\s*tee\b"), re.compile(r"pipefail|PIPES
 _TORCHRUN = re.compile(r"\btorchrun\b|\btorch\.distributed\.(run|launch)\b")
 _NODES = re.compile(r"--nnodes\b")
 _SHELL_LINE = re.compile(r"#!.*sh\b")
-_OPERATORS = "&|;<>()`\n"
+_OPERATORS = "&|;<>()\n"
 _BACKGROUND = re.compile(r"(?<!&)&\s*$")
-_VARIABLE = re.compile(r"\$([A-Za-z_{(]|\d)")
+_VARIABLE = re.compile(r"\$[\w{(@*#?$!-]|`", re.ASCII)
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 # Words that only a shell knows, if a command begins with them.
 _BUILTINS = (
@@ -99,10 +99,12 @@ def _find_shell_syntax(command: str, is_shell: bool) -> str | None:
             position += 1
         elif char == '"':
             quote = "" if quote else '"'
-        elif char == "$" and _VARIABLE.match(command, position) and not (quote and is_shell):
+        elif _VARIABLE.match(command, position) and not (quote and is_shell):
             return f'"{command[position : position + 20].split()[0].rstrip(chr(34))}"'
         elif quote:
             pass
+        elif char == "$" and command[position + 1 : position + 2] in ("'", '"'):
+            return f'"{command[position:].split()[0]}"'
         elif char == "'":
             quote = "'"
         elif char in _OPERATORS:

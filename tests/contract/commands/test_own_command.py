@@ -84,6 +84,7 @@ FOR_A_SHELL = [
     *("FOO=1 python a.py", "python a.py --lr $LR", 'python a.py "$LR"', "python a.py ~/data", "python a.py *.txt"),
     *("(python a.py)", "python a.py $(date)", "python a.py `date`", "python who.p?", "python who.[pq]y"),
     *("nohup python a &", "python a.py # fast", "source v/bin/activate", "cd /tmp", "export A=1", "module load cuda"),
+    *('python a.py "$@"', "python a.py $?", "python a.py --id $$", 'python a.py "`date`"', "python a.py --sep $'\\t'"),
 ]
 QUOTED = [
     *('env A=1 sh -c "echo $A"', "timeout 60 bash -c 'echo $RANK'"),
