@@ -43,6 +43,7 @@ from mlbench_cli.util.text import counted, list_some, significant
 
 DEFAULT_LIMIT = 1.10
 MAX_PLAIN_SHARE = 50.0  # percent; from here on a limit without a sign can be meant in two ways
+UNCLEAR_FACTOR = 3.0  # from here on a number alone may be meant in percent
 CONVERGENCE = "convergence"  # the check of epochs to the goal
 _SHARE = re.compile(r"(\d+(?:\.\d*)?)%")
 
@@ -149,10 +150,10 @@ def parse_limit(text: str, what: str) -> float:
             f'{what} "{text[:60]}" can mean {text[:60]} worse, or {text[:60]} of the baseline.',
             hint=f"Write {factor:.4g}, or +{text[:60]}.",
         )
-    if text.startswith("+") and not text.endswith("%") and _is_number(share):
+    if not text.endswith("%") and _is_number(share) and (text.startswith("+") or float(share) >= UNCLEAR_FACTOR):
         raise UsageError(
             f'{what} "{text[:60]}" can mean a factor of {float(share):g}, or {float(share):g} % more.',
-            hint=f"Write {float(share):g}, or +{float(share):g}%.",
+            hint=f"Write +{100 * (float(share) - 1):.4g}%, or +{float(share):g}%.",
         )
     try:
         if "_" in text:

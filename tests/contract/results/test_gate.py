@@ -183,7 +183,8 @@ def test_a_folder_without_archives_is_no_baseline(tmp_path: Path, capsys: pytest
     ("limit", "readings"),
     [
         ("110%", "1.1, or +110%"),
-        ("+10", "10, or +10%"),
+        ("+10", "+900%, or +10%"),
+        ("5", "+400%, or +5%"),
         ("110 %", "1.1, or +110%"),
         ("90%", "1.111, or +90%"),
         ("9e1%", "1.111, or +9e1%"),
