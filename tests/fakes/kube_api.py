@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Self
 from urllib.parse import parse_qs, urlsplit
 
 import yaml
@@ -89,6 +89,8 @@ class KubeApi:
         self.headers: list[tuple[str, list[tuple[str, str]]]] = []  # path and headers of each request
         self.version = {"major": "1", "minor": "34"}
         self.groups: dict[str, str] = {}  # of custom resources: the version that is preferred
+        self.denied: set[str] = set()  # rights, such as "create jobs"
+        self.reviews: list[dict[str, str]] = []  # rights that were asked for
         self.ahead = 0.0  # seconds by which its clock is ahead, so that a test can let hours pass
         self.needs_queue = False  # Kueue's manageJobsWithoutQueueName
         self.compacted = 0  # watches from an older resource version get 410
@@ -105,7 +107,7 @@ class KubeApi:
         self._http = _Server(("127.0.0.1", 0), handler)
         self._thread = threading.Thread(target=self._http.serve_forever, args=(0.02,), daemon=True)
 
-    def __enter__(self) -> "KubeApi":
+    def __enter__(self) -> Self:
         self._thread.start()
         return self
 
@@ -332,7 +334,10 @@ class _Handler(BaseHTTPRequestHandler):
         if path == "/version":
             return self._json(200, self.api.version)
         if path.endswith("/selfsubjectaccessreviews"):
-            return self._json(201, {**self.document, "status": {"allowed": True}})
+            asked = self.document["spec"]["resourceAttributes"]
+            self.api.reviews.append(asked)
+            is_allowed = f"{asked['verb']} {asked['resource']}" not in self.api.denied
+            return self._json(201, {**self.document, "status": {"allowed": is_allowed}})
         if path == "/apis":
             return self._json(200, {"kind": "APIGroupList", "groups": [{"name": name} for name in self.api.groups]})
         if version := self.api.groups.get(path.removeprefix("/apis/")):

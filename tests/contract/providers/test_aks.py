@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mlbench_cli.errors import CleanupError, MlbenchError, UsageError
+from mlbench_cli.errors import MlbenchError, UsageError
 from mlbench_cli.model.run import Cluster
 from mlbench_cli.storage.store import Store
 from providers.aks.options import AksOptions
@@ -74,21 +74,6 @@ def test_from_create_to_delete_all_lies_in_one_group_that_goes(mlbench: Any, wor
     assert {item["state"] for item in kept} == {"gone"}  # also of those that went with the group
 
 
-def test_dry_run_creates_nothing_and_the_default_region_has_prices(mlbench: Any, world: World) -> None:
-    done = mlbench(*CREATE, "--dry-run", "-o", "json")
-    assert done.code == 0
-    assert done.json["plan"]["price_per_hour"] == pytest.approx(0.714, abs=0.001)
-    assert all(line.startswith("GET") for line in world.log)
-    assert world.groups == {}
-
-
-def test_created_twice_nothing_is_asked_for_twice(world: World, tmp_path: Path) -> None:
-    create(make_cluster(), tmp_path / "home")
-    asked = [line for line in world.log if line.startswith("PUT")]
-    create(make_cluster(), tmp_path / "home")
-    assert [line for line in world.log if line.startswith("PUT")] == asked
-
-
 def test_one_name_in_two_regions_is_two_clusters(mlbench: Any, world: World) -> None:
     for region in ("eastus", "westeurope"):
         words = ["create-cluster", "aks", "0", "twin", "--region", region, "--yes"]
@@ -111,27 +96,6 @@ def test_a_cluster_with_other_machines_is_refused(world: World, tmp_path: Path) 
     create(make_cluster(), tmp_path / "home")
     with pytest.raises(UsageError, match="VM size standard_nc4as_t4_v3 instead of standard_d4s_v5"):
         create(make_cluster(options=AksOptions()), tmp_path / "home")
-
-
-def test_what_may_not_be_deleted_is_listed_with_its_command(world: World, tmp_path: Path) -> None:
-    cluster = make_cluster()
-    create(cluster, tmp_path / "home")
-    world.denied = {"Microsoft.Resources/subscriptions/resourceGroups/delete"}
-    with pytest.raises(CleanupError) as caught:
-        down(cluster, AksProvider().resources(cluster), Store(tmp_path / "home"), patience=1.0)
-    left = {item["kind"]: item for item in caught.value.details["leftovers"]}
-    command = f"az group delete --name {GROUP} --subscription {SUBSCRIPTION}"
-    assert left["resource group"]["command"] == command
-    assert "AuthorizationFailed" in left["resource group"]["reason"]
-
-
-def test_only_what_expired_is_collected(mlbench: Any, world: World, tmp_path: Path) -> None:
-    create(make_cluster(), tmp_path / "other")
-    assert mlbench("gc", "aks", "--expired", "--everybody", "--yes").out == "Nothing to delete.\n"
-    world.groups[GROUP]["tags"]["mlbench-expires"] = "1000000000"
-    done = mlbench("gc", "aks", "--expired", "--everybody", "--yes")
-    assert "expired" in done.out
-    assert world.groups == {}
 
 
 def test_a_group_without_its_cluster_is_collected_when_it_is_not_new(mlbench: Any, world: World) -> None:

@@ -200,6 +200,7 @@ def test_a_lock_that_keeps_the_cluster_is_told_with_the_commands(mlbench: Any, w
     world.locked = True
     done = mlbench(*DELETE)
     assert (done.code, "cannot perform delete operation" in done.err) == (8, True), done.err
+    assert f"az group delete --name {GROUP} --subscription {SUBSCRIPTION}" in done.err
     advice = done.err.rpartition("Next:")[2]
     assert "az lock list" in advice
     assert "mlbench delete-cluster aks rel-2" in advice

@@ -40,22 +40,6 @@ def list_boundaries(log: Sequence[str], create: str, delete: str) -> list[int]:
 # --- GKE --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def zygote() -> Iterator[Zygote]:
-    started = Zygote(
-        *("mlbench_cli.app", "mlbench_cli.commands.create_cluster", "mlbench_cli.commands.delete_cluster"),
-        *(
-            "providers.lifecycle",
-            "providers.gke.provider",
-            "providers.gke.discover",
-            "mlbench_cli.clusters.zone_failover",
-        ),
-        *("google.cloud.container_v1", "google.auth", "google.auth.transport.requests", "urllib3", "yaml"),
-    )
-    yield started
-    started.close()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("stride", [1 if NIGHTLY else 23])
 def test_on_gke_the_next_client_goes_on_in_the_next_zone(

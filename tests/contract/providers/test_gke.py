@@ -1,13 +1,13 @@
 """GKE through the unmodified SDK on servers that speak Google's protocols: nothing leaks, whatever goes wrong when."""
 
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mlbench_cli.errors import CapacityError, CleanupError, CredentialError, MlbenchError, UsageError
+from mlbench_cli.errors import CapacityError, CredentialError, MlbenchError, UsageError
 from mlbench_cli.model.run import Cluster
 from mlbench_cli.storage.store import Store
 from providers.base import CLUSTER_TAG
@@ -91,14 +91,6 @@ def test_from_create_to_delete(mlbench: Any, world: World) -> None:
     assert [item["kind"] for item in kept if item["removal"]] == ["GKE cluster"]
 
 
-def test_dry_run_makes_nothing(mlbench: Any, world: World) -> None:
-    done = mlbench(*CREATE, "--dry-run", "-o", "json")
-    assert done.code == 0
-    assert [line["what"] for line in done.json["plan"]["lines"]][2] == "worker g2-standard-8"
-    assert done.json["plan"]["price_per_hour"] == pytest.approx(2.188, abs=0.001)  # the default zone has prices
-    assert all(line.startswith(("Get", "List")) for line in world.log)
-
-
 def test_without_a_terminal_it_asks_for_yes_and_a_paid_cluster_has_an_end(mlbench: Any, world: World) -> None:
     done = mlbench(*CREATE[:-1])
     assert done.code == 2
@@ -143,17 +135,6 @@ def test_a_region_finds_a_zone_for_the_workers_itself(mlbench: Any, world: World
 
 
 # --- killed, and refused, at every request --------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def zygote() -> Iterator[Zygote]:
-    started = Zygote(
-        *("mlbench_cli.app", "mlbench_cli.commands.create_cluster", "mlbench_cli.commands.delete_cluster"),
-        *("mlbench_cli.commands.gc", "providers.lifecycle", "providers.gke.provider", "providers.gke.discover"),
-        *("google.cloud.container_v1", "google.auth", "google.auth.transport.requests", "urllib3", "yaml"),
-    )
-    yield started
-    started.close()
 
 
 def _client(zygote: Zygote, google: Google, argv: list[str], home: Path) -> tuple[int, str]:
@@ -257,18 +238,6 @@ def test_an_error_at_any_request_leaks_nothing(
         assert world.clusters == {}, f"{trouble} at {world.log[number]}"
 
 
-def test_what_may_not_be_removed_is_listed_with_its_command(world: World, tmp_path: Path) -> None:
-    cluster = _cluster()
-    _make(cluster, tmp_path / "home")
-    world.trouble = {"DeleteCluster": "PERMISSION_DENIED-before"}
-    with pytest.raises(CleanupError) as caught:
-        down(cluster, GkeProvider().resources(cluster), Store(tmp_path / "home"), patience=1.0)
-    left = {item["kind"]: item for item in caught.value.details["leftovers"]}
-    command = "gcloud container clusters delete rel-2 --location europe-west1-b --project demo-project"
-    assert left["GKE cluster"]["command"] == command
-    assert "PERMISSION_DENIED" in left["GKE cluster"]["reason"]
-
-
 def test_a_cluster_that_is_being_changed_is_waited_for(google: Google, world: World, tmp_path: Path) -> None:
     world = google.reset(trouble={"GetNodePool": "PERMISSION_DENIED-after"}, looks=10)
     with pytest.raises(CredentialError):
@@ -326,15 +295,6 @@ def test_a_cluster_with_other_machines_is_refused(world: World, tmp_path: Path) 
         _make(_cluster(options=GkeOptions()), tmp_path / "home")
 
 
-def test_only_what_expired_is_collected(mlbench: Any, world: World, tmp_path: Path) -> None:
-    _make(_cluster(), tmp_path / "other")
-    assert mlbench("gc", "gke", "--expired", "--everybody", "--yes").out == "Nothing to delete.\n"
-    world.find_cluster("rel-2").resource_labels["mlbench-expires"] = "1000000000"
-    done = mlbench("gc", "gke", "--expired", "--everybody", "--yes")
-    assert "expired" in done.out
-    assert world.clusters == {}
-
-
 def test_a_zone_that_does_not_answer_is_not_taken_for_empty(mlbench: Any, world: World) -> None:
     world.missing_zones = ["us-east1-b"]
     done = mlbench("gc", "gke", "--all", "--yes")
@@ -353,15 +313,6 @@ def test_clusters_of_zones_that_answer_are_listed_and_deleted(mlbench: Any, worl
     assert "--zone ZONE" in missing.err.partition("\nNext: ")[2]
     done = mlbench("gc", "gke", "--all", "--everybody", "--yes")
     assert (done.code, world.clusters) == (8, {})
-
-
-def test_discovery_tells_what_is_there(world: World, tmp_path: Path) -> None:
-    _make(_cluster(), tmp_path / "home")
-    [found] = GkeProvider().discover({})
-    assert (found.name, found.state, found.details["nodes"], found.details["gpus_per_node"]) == ("rel-2", "ready", 2, 1)
-    assert found.details["owner"] == "tester"
-    del world.find_cluster("rel-2").node_pools[1]
-    assert [cluster.state for cluster in GkeProvider().discover({})] == ["failed"]
 
 
 @pytest.mark.parametrize(
@@ -407,18 +358,9 @@ def test_what_cannot_work_is_refused_before_anything_is_made(
         GkeOptions(),
         GkeOptions(gpu_type="t4", num_gpus=2),
         GkeOptions(machine_type="a2-highgpu-1g", compact_placement=True),
-        GkeOptions(gpu_type="l4", reservation="mine"),
-        GkeOptions(gpu_type="l4", flex_start=True),
         GkeOptions(network="net", subnetwork="sub", service_account="a@b", kubernetes_version="1.36"),
     ],
 )
 def test_every_kind_of_pool_is_one_that_the_sdk_knows(world: World, tmp_path: Path, options: GkeOptions) -> None:
-    world.reserve("mine", "g2-standard-8", 2)
     _make(_cluster(options=options), tmp_path / "home")
-    pool = world.find_cluster("rel-2").node_pools[-1]
-    if options.flex_start:
-        assert pool.config.reservation_affinity.consume_reservation_type.name == "NO_RESERVATION"
-        assert pool.queued_provisioning.enabled
-        assert (pool.initial_node_count, pool.autoscaling.total_max_node_count, pool.config.flex_start) == (0, 2, True)
-    if options.reservation:
-        assert list(pool.config.reservation_affinity.values) == ["mine"]
+    assert len(world.find_cluster("rel-2").node_pools) == 2

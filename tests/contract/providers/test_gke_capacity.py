@@ -138,6 +138,8 @@ def test_runs_book_all_flex_start_machines_at_once(command: Command, gke_world: 
     assert create(command, "-t", "g2-standard-8", "--flex-start").code == 0
     pool = gke_world.find_cluster("rel-2").node_pools[1]
     assert (pool.config.flex_start, pool.queued_provisioning.enabled, pool.initial_node_count) == (True, True, 0)
+    assert pool.autoscaling.total_max_node_count == 2
+    assert pool.config.reservation_affinity.consume_reservation_type.name == "NO_RESERVATION"
     job, *others = render_run("rel-2")
     template, request = (next(item for item in others if item["kind"] == kind) for kind in BOOKING)
     pod = job["spec"]["template"]

@@ -1,6 +1,6 @@
 """Fast networks on GKE: GPUDirect-TCPX and TCPXO with networks of our own, RDMA with GKE's; what pods get."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -344,17 +344,6 @@ def test_names_of_networks_are_objects_of_clusters_with_multi_networking_only(co
     assert not any(path.startswith(NETWORKING) for path in world.objects)
     assert create(command, "a4-highgpu-8g").code == 0  # repeated, nothing is created twice
     assert sum(line.startswith("Create") for line in world.log) == 2
-
-
-@pytest.fixture(scope="module")
-def zygote() -> Iterator[Zygote]:
-    started = Zygote(
-        *("mlbench_cli.app", "mlbench_cli.commands.create_cluster", "mlbench_cli.commands.delete_cluster"),
-        *("mlbench_cli.commands.gc", "providers.lifecycle", "providers.gke.provider", "providers.gke.discover"),
-        *("google.cloud.container_v1", "google.auth", "google.auth.transport.requests", "urllib3", "yaml"),
-    )
-    yield started
-    started.close()
 
 
 @pytest.mark.slow

@@ -91,16 +91,6 @@ def test_a_cluster_with_registry_and_images(world: World) -> None:
 
 
 @pytest.mark.slow
-def test_the_number_is_that_of_workers_as_on_every_provider(world: World) -> None:
-    made = _make(_cluster("demo-3", 3))
-    assert sorted(world.state["containers"]) == [
-        *("demo-3-control-plane", "demo-3-worker", "demo-3-worker2", "demo-3-worker3"), "kind-registry"
-    ]  # fmt: skip
-    [found] = KindProvider().discover({})
-    assert found.details["nodes"] == made.details["nodes"] == 3
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("program", ["podman", "nerdctl"] if NIGHTLY else ["podman"])
 def test_another_program_of_containers_is_named_by_kinds_own_variable(
     world: World, monkeypatch: pytest.MonkeyPatch, program: str
@@ -130,13 +120,6 @@ def test_every_version_has_a_node_image_by_digest() -> None:
     for version in ("1.34", "1.35", "1.36"):
         image = image_of(KindOptions(kubernetes_version=version))
         assert re.fullmatch(rf"kindest/node:v{version}\.\d+@sha256:[0-9a-f]{{64}}", str(image))
-
-
-def test_made_twice_nothing_changes(world: World) -> None:
-    _make(_cluster())
-    before = len(world.state["log"])
-    _make(_cluster())
-    assert not [call for call in world.state["log"][before:] if CHANGING.match(call)]
 
 
 @pytest.mark.slow
@@ -232,24 +215,18 @@ def test_a_kind_that_outlives_its_client_is_waited_for(world: World) -> None:
 
 
 @pytest.mark.slow
-def test_a_removal_waits_for_a_kind_that_has_made_no_node_yet(world: World) -> None:
-    assert _make(_cluster()).state == "ready"
-    (whole,) = [item for item in KindProvider().resources(_cluster()) if item.kind == "KIND cluster"]
-    world.change(containers={})
-    with api.creation_lock("demo-2"):
-        found = whole.find()
-    assert found is not None
-    assert found.busy == "another process is still creating or deleting it"
-
-
-@pytest.mark.slow
-def test_lists_of_clusters_do_not_keep_each_other_or_a_look_out(world: World) -> None:
+def test_a_removal_waits_for_a_kind_that_has_made_no_node_yet_and_for_no_list(world: World) -> None:
     assert _make(_cluster()).state == "ready"
     (whole,) = [item for item in KindProvider().resources(_cluster()) if item.kind == "KIND cluster"]
     with api.creation_lock("demo-2", shared=True):  # as another list has it
         found = whole.find()
         assert found is not None
         assert (found.state, found.busy) == ("running", None)
+    world.change(containers={})
+    with api.creation_lock("demo-2"):
+        found = whole.find()
+    assert found is not None
+    assert found.busy == "another process is still creating or deleting it"
 
 
 @pytest.mark.slow
@@ -319,18 +296,6 @@ def test_the_kubeconfig_is_fetched_where_it_is_not_here(world: World) -> None:
     _remove(cluster)
     with pytest.raises(NotFoundError, match="does not run"):
         KindProvider().connect(cluster)
-
-
-@pytest.mark.slow
-def test_discovery_tells_state_owner_and_end(world: World) -> None:
-    _make(_cluster())
-    [found] = KindProvider().discover({})
-    assert (found.name, found.state, found.details["owner"]) == ("demo-2", "ready", "tester")
-    assert found.details["expires"] == 4102444800
-    containers = world.state["containers"]
-    del containers["demo-2-worker"]
-    world.change(containers=containers)
-    assert [cluster.state for cluster in KindProvider().discover({})] == ["failed"]
 
 
 @pytest.mark.parametrize(

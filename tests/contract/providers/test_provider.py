@@ -161,7 +161,13 @@ def test_a_cluster_is_known_by_its_tags_and_goes_from_any_machine(
     here = made.json["cluster"]
     assert here["state"] == "ready"
     assert here["details"]["provisioning"]
-    assert command("create-cluster", *words, *ttl, "--yes").code == 0  # again: all of it is there
+    again = command("create-cluster", *words, *ttl, "--yes", "-o", "json")
+    assert again.code == 0, again.err
+    made_when = [
+        [(entry["name"], entry["accepted"], entry["ready"]) for entry in one.json["cluster"]["details"]["provisioning"]]
+        for one in (made, again)
+    ]
+    assert made_when[0] == made_when[1]  # all of it is there
     move("elsewhere")
     (there,) = _list_clusters(command)
     same = ("name", "provider", "account", "location")

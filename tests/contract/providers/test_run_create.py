@@ -365,6 +365,7 @@ def test_a_cluster_that_cannot_be_deleted_at_the_end_is_named_with_its_command(
     done = command(*words)
     assert done.code == 8, done.err
     assert "node pool big-2/workers: it goes with the GKE cluster" in done.err
+    assert "gcloud container clusters delete big-2 --location europe-west1-b --project demo-project" in done.err
     assert "gcloud auth application-default login" in done.err.rpartition("Next:")[2]
     gke_world.trouble["GetCluster"] = "UNAUTHENTICATED-before"
     done = command(*words)

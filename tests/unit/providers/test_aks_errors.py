@@ -72,6 +72,9 @@ def test_a_stock_out_is_about_capacity_whatever_its_status() -> None:
             "ports",
         ),
         (0, "Failed", "VM has reported a failure when processing extension 'vmssCSE'", MlbenchError, "--subnet"),
+        (409, "ScopeLocked", "The scope '/x' cannot perform delete: following scope(s) are locked", UsageError, "lock"),
+        (409, "K8sVersionNotSupported", "version 1.30 is only available for LTS", UsageError, "get-versions"),
+        (409, "AvailabilityZoneNotSupported", "The zone(s) '1' for 'workers' is not supported", UsageError, "--zones"),
     ],
 )
 def test_the_cause_is_told_from_the_words(

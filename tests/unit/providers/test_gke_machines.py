@@ -5,7 +5,7 @@ import base64
 import pytest
 from google.api_core import exceptions as google
 
-from mlbench_cli.errors import CapacityError, MlbenchError, UsageError
+from mlbench_cli.errors import CapacityError, CredentialError, MlbenchError, UsageError
 from providers.base import BusyError, TransientError
 from providers.gke import api
 from providers.gke.options import SHAPED, Machine, choose_machine
@@ -87,3 +87,24 @@ def test_the_open_dns_name_goes_before_the_address() -> None:
 )
 def test_a_refusal_by_google_is_busy_transient_or_final(error: Exception, kind: type[MlbenchError]) -> None:
     assert type(api.error_from_exception(error, "do it", "demo-project")) is kind
+
+
+@pytest.mark.parametrize(
+    ("words", "kind", "hint"),
+    [
+        ("Artifact Registry API has not been used in project 123 before or it is disabled. Enable it by visiting "
+         "https://console.developers.google.com/apis/api/artifactregistry.googleapis.com/overview?project=123",
+         CredentialError, "gcloud services enable artifactregistry.googleapis.com"),
+        ("Request is prohibited by organization's policy. vpcServiceControlsUniqueIdentifier: abc", CredentialError,
+         "service perimeter"),
+        ("Required 'compute.networks.get' permission for 'projects/p/global/networks/own'", CredentialError,
+         "roles/compute.networkUser"),
+        ("network does not have available private IP space in 10.0.0.0/8 to reserve a /14 block", CapacityError,
+         "--pods-range"),
+    ],
+)  # fmt: skip
+def test_the_cause_is_told_from_the_words(words: str, kind: type[MlbenchError], hint: str) -> None:
+    with pytest.raises(MlbenchError) as caught, api.map_cloud_errors("make it", "p"):
+        raise google.PermissionDenied(words)
+    assert caught.value.exit_code == kind.exit_code
+    assert hint in str(caught.value.hint)

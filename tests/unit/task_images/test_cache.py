@@ -57,16 +57,6 @@ def test_an_entry_outlives_its_sources(tmp_path: Path) -> None:
     assert build.number == 1
 
 
-def test_an_entry_that_could_not_be_built_leaves_only_its_lock(tmp_path: Path) -> None:
-    def build(place: Path) -> None:
-        (place / "half").write_text("")
-        raise EnvironmentUnfitError("bad line")
-
-    with pytest.raises(EnvironmentUnfitError, match="bad line"):
-        cached_folder(tmp_path / "cache", "name", 5, list, build)
-    assert [path.name for path in (tmp_path / "cache").iterdir()] == ["name.lock"]
-
-
 def test_what_an_interrupted_build_left_is_not_taken_for_data(tmp_path: Path) -> None:
     def interrupt(place: Path) -> None:
         (place / "lines").write_text("half")
@@ -75,6 +65,8 @@ def test_what_an_interrupted_build_left_is_not_taken_for_data(tmp_path: Path) ->
     with pytest.raises(KeyboardInterrupt):
         cached_folder(tmp_path, "name", 1, list, interrupt)
     assert not (tmp_path / "name.cache.partial").exists()
+    (tmp_path / "name.cache").mkdir()
+    (tmp_path / "name.cache" / "identity.json").write_text("{")
     (tmp_path / "name.cache.partial").mkdir()
     (tmp_path / "name.cache.partial" / "lines").write_text("half")  # of a process that was killed
     entry = cached_folder(tmp_path, "name", 1, list, lambda place: (place / "whole").touch())

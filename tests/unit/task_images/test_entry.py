@@ -65,12 +65,6 @@ def test_a_broken_contract_is_a_usage_error(
     assert "WORLD_SIZE is 'two'" in capsys.readouterr().err
 
 
-def test_success_is_zero() -> None:
-    with pytest.raises(SystemExit) as left:
-        run(lambda contract: None)
-    assert left.value.code == 0
-
-
 @pytest.mark.parametrize(
     ("variables", "words"),
     [

@@ -91,11 +91,6 @@ def test_a_task_that_another_imports_counts(copy: Path) -> None:
     assert digest_code("cifar10_resnet20_ddp", "", copy) != before
 
 
-def test_a_task_that_does_not_exist_has_none() -> None:
-    with pytest.raises(OSError, match="nothing_like_it"):
-        digest_code("nothing_like_it")
-
-
 def test_packages_are_those_of_importlib() -> None:
     expected: dict[str, str] = {}
     for found in distributions():

@@ -1,6 +1,5 @@
 """Goals: direction, both thresholds in one run, and figures up to each."""
 
-import json
 import math
 
 import pytest
@@ -45,21 +44,3 @@ def test_what_is_not_finite_meets_no_goal(value: float) -> None:
         watch = GoalWatch("x", comparison, 1, 1, "full")
         assert not watch.observe(value, 1, Tracker())
         assert watch.facts()["value"] is None
-
-
-def test_only_two_comparisons_exist() -> None:
-    with pytest.raises(ValueError, match="neither"):
-        GoalWatch("x", ">", 1, 1, "full")
-
-
-def test_a_resumed_run_knows_when_it_passed_each_goal() -> None:
-    first, tracker = GoalWatch("Prec@1", ">=", 80, 70, "full"), Tracker()
-    tracker.updates = 30
-    first.observe(75, 3, tracker)
-    resumed = GoalWatch("Prec@1", ">=", 80, 70, "full")
-    resumed.load_state_dict(json.loads(json.dumps(first.state_dict())))
-    resumed.observe(72, 4, Tracker())
-    assert {kind: (one.value, one.epoch, one.snapshot.updates) for kind, one in resumed.passages.items()} == {
-        "light": (75, 3, 30)
-    }
-    assert (resumed.best, resumed.reached) == (75, False)

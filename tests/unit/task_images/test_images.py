@@ -4,10 +4,9 @@ import itertools
 from pathlib import Path
 
 import numpy as np
-import pytest
 import torch
 
-from task_images.contract import Contract, TaskUsageError
+from task_images.contract import Contract
 from task_images.data import ArrayData, generator
 from task_images.images import Crops, ImageData, synthetic_images
 from task_images.world import World
@@ -93,12 +92,6 @@ def test_an_epoch_that_is_resumed_has_the_same_batches() -> None:
             assert one.total == other.total
 
 
-def test_epochs_differ_and_an_epoch_repeats_itself() -> None:
-    first, again, second = (next(iter(data().training(epoch))).inputs for epoch in (1, 1, 2))
-    assert torch.equal(first, again)
-    assert not torch.equal(first, second)
-
-
 def test_validation_covers_every_image_once_and_untouched() -> None:
     images, labels = synthetic_images(30, 10, 8, 1, "training")
     batches = [batch for rank in range(4) for batch in data(rank, 4, loaders=2).validation()]
@@ -122,16 +115,6 @@ def test_normalization() -> None:
     expected = (batch.inputs / 255 - torch.tensor(MEAN).view(3, 1, 1)) / torch.tensor(DEVIATION).view(3, 1, 1)
     torch.testing.assert_close(values, expected)
     assert torch.equal(targets, batch.targets)
-
-
-def test_more_ranks_than_images_are_refused() -> None:
-    with pytest.raises(TaskUsageError, match="3 samples cannot be shared among 4 ranks"):
-        data(0, 4, number=3)
-
-
-def test_a_batch_larger_than_the_data_is_all_of_it() -> None:
-    [batch] = data(batch_size=64).training(1)
-    assert batch.size == batch.total == 30
 
 
 def test_generated_images_are_the_seeds_and_can_be_told_apart() -> None:

@@ -50,12 +50,6 @@ def test_steps_of_an_epoch_are_those_of_the_official_image_classification(ranks:
     assert Partition(50000, 128, ranks, 42).steps == steps
 
 
-@pytest.mark.parametrize("ranks", [6, 7, 10, 24])
-def test_no_sample_is_lost_where_floating_point_shares_lost_one(ranks: int) -> None:
-    shares = Partition(50000, 128, ranks, 42)
-    assert sum(len(share.indices) for rank in range(ranks) for share in shares.shares(1, rank)) == 50000
-
-
 def test_a_step_has_the_same_samples_however_many_ranks_share_its_global_batch() -> None:
     alone = Partition(1003, 48, 1, 7)
     for ranks in (2, 3, 4):

@@ -17,16 +17,6 @@ from task_images.schedules import (
 from task_images.wmt17_transformer.task import WarmupInverseSqrt
 
 
-def test_linear_warmup() -> None:
-    rate = LinearWarmup(0, 10, 5)
-    assert [rate(t) for t in range(7)] == pytest.approx([0, 2, 4, 6, 8, 10, 10])
-
-
-def test_multistep() -> None:
-    rate = MultiStep(10, (2, 3), 0.5)
-    assert [rate(t) for t in range(4)] == [10, 10, 5, 2.5]
-
-
 def test_multistep_with_warmup() -> None:
     rate = MultiStep(10, (7, 8), 0.5, warmup=5)
     assert [rate(t) for t in range(9)] == pytest.approx([0, 2, 4, 6, 8, 10, 10, 5, 2.5])
@@ -35,19 +25,6 @@ def test_multistep_with_warmup() -> None:
 @pytest.mark.parametrize(("workers", "epochs"), [(1, 0), (2, 1), (3, 1), (4, 2), (8, 3), (16, 4), (32, 5)])
 def test_the_official_warmup_takes_log2_of_the_workers(workers: int, epochs: int) -> None:
     assert log2_warmup(workers) == epochs
-
-
-def official_plateau(workers: int) -> Plateau:
-    return Plateau(0.02, 0.02 * workers, log2_warmup(workers), factor=0.5, patience=1, threshold=0.01, floor=0.02)
-
-
-def test_the_plateau_begins_after_the_warmup_and_needs_two_bad_epochs() -> None:
-    schedule, rates = official_plateau(4), []
-    # Warm-up (2 epochs, their losses do not count), best, not better by 0.01 twice, bad, better, bad twice, bad twice.
-    for loss in (0.1, 0.1, 1.0, 0.995, 0.991, 0.995, 0.5, 0.6, 0.6, 0.6, 0.6):
-        schedule.after_epoch(loss)
-        rates.append(schedule.rate(0))
-    assert rates == pytest.approx([0.05, 0.08, 0.08, 0.08, 0.04, 0.04, 0.04, 0.04, 0.02, 0.02, 0.02])
 
 
 def test_the_original_logistic_regression_falls_after_one_bad_epoch_to_its_floor() -> None:

@@ -101,34 +101,6 @@ def test_what_is_paused_counts_nowhere(tracker: Tracker, clock: Clock) -> None:
     assert (after.wall, after.seconds["other"], after.seconds["validation"]) == (3.0, 1.0, 2.0)
 
 
-def test_restart_forgets_what_was_before(tracker: Tracker, clock: Clock) -> None:
-    clock.work(5.0)
-    for _ in tracker.steps(range(1)):
-        tracker.enter("loss")
-        clock.work(5.0)
-        tracker.end_step(3)
-    tracker.restart()
-    clock.work(1.0)
-
-    assert tracker.snapshot().wall == 1.0
-    assert tracker.snapshot().seconds["loss"] == 0.0
-    assert tracker.snapshot().updates == 0
-
-
-def test_a_snapshot_stays_as_it_was(tracker: Tracker, clock: Clock) -> None:
-    clock.work(1.0)
-    before = tracker.snapshot()
-    clock.work(1.0)
-    tracker.snapshot()
-
-    assert before.wall == before.seconds["other"] == 1.0
-
-
-def test_other_words_are_no_categories(tracker: Tracker) -> None:
-    with pytest.raises(KeyError):
-        tracker.enter("backprop")
-
-
 @given(st.lists(st.tuples(st.sampled_from(CATEGORIES), st.floats(0, 10))))
 def test_the_categories_add_up_to_the_wall_time(plan: list[tuple[str, float]]) -> None:
     clock = Clock()

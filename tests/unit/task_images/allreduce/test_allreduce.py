@@ -113,13 +113,6 @@ def test_the_fit_finds_latency_and_bandwidth_through_noise() -> None:
     assert found.algbw == pytest.approx(1.2, rel=0.1)
 
 
-def test_a_line_without_noise_is_found_exactly() -> None:
-    found = fit(BYTES, [40 + number / 5000 for number in BYTES])
-    assert found is not None
-    assert (found.alpha_us, found.algbw) == pytest.approx((40, 5))
-    assert found.off_mean < 1e-9
-
-
 def test_what_the_sizes_cannot_tell_is_not_told() -> None:
     assert fit([8, 8, 16], [1.0, 1.0, 1.0]) is None
     assert fit([], []) is None

@@ -82,24 +82,6 @@ def test_the_second_time_the_converted_images_are_mapped(tmp_path: Path) -> None
     assert len(load(tmp_path, print).training[1]) == 15
 
 
-def test_a_killed_conversion_leaves_nothing_that_counts(tmp_path: Path) -> None:
-    unpack(binary_files(), tmp_path)
-    (tmp_path / "cifar10.cache.partial").mkdir()
-    (tmp_path / "cifar10.cache.partial" / "training_images.npy").write_bytes(b"half")
-    (tmp_path / "cifar10.cache").mkdir()
-    (tmp_path / "cifar10.cache" / "identity.json").write_text("{")
-    check(load(tmp_path, print))
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_folder_that_cannot_be_written_to_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    unpack(binary_files(), tmp_path / "data")
-    (tmp_path / "data").chmod(0o555)
-    check(load(tmp_path / "data", print))
-    assert (tmp_path / "cache" / "mlbench" / "datasets" / "cifar10.cache").is_dir()
-
-
 def damaged_files(name: str) -> dict[str, bytes]:
     files = binary_files()
     return {

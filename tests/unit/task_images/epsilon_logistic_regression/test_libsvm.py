@@ -2,8 +2,6 @@
 
 import bz2
 import lzma
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -50,35 +48,6 @@ def test_the_cache_is_used_until_the_file_changes(tmp_path: Path) -> None:
     source.write_bytes(b"1 1:9\n")
     assert load(source, 4).rows.tolist() == [[9, 0, 0, 0]]
     assert load(source, 2).rows.tolist() == [[9, 0]]
-
-
-def test_what_a_killed_conversion_left_is_not_taken_for_data(tmp_path: Path) -> None:
-    source = tmp_path / "data"
-    source.write_bytes(TEXT)
-    partial = tmp_path / "data.cache.partial"
-    partial.mkdir()
-    (partial / "rows.f32").write_bytes(b"\0" * 1600)
-    assert len(load(source, 4).labels) == 4
-    assert not partial.exists()
-
-
-@pytest.mark.slow
-def test_processes_that_come_together_convert_once(tmp_path: Path) -> None:
-    source = tmp_path / "data"
-    source.write_bytes(b"1 1:1 2:2\n-1 1:3\n" * 20000)
-    script = (
-        "import sys; from pathlib import Path; from task_images.epsilon_logistic_regression.data import load;"
-        "rows, labels = load(Path(sys.argv[1]), 2);"
-        "print(len(rows), rows.sum(), Path(sys.argv[1] + '.cache/rows.f32').stat().st_ino)"
-    )
-    both = [
-        subprocess.Popen([sys.executable, "-c", script, str(source)], stdout=subprocess.PIPE, text=True)
-        for _ in range(2)
-    ]
-    # The one that comes second says that it waits.
-    said = [process.communicate(timeout=180)[0].splitlines()[-1] for process in both]
-    assert said[0] == said[1]
-    assert said[0].startswith("40000 120000.0 ")
 
 
 @given(st.data())

@@ -81,10 +81,3 @@ def test_group_norm_sees_no_other_image_and_batch_norm_does() -> None:
     for norm, same in (("group", True), ("batch", False)):
         model = resnet(8, norm=norm)
         assert torch.allclose(model(images)[:2], model(images[:2]), atol=1e-5) is same
-
-
-def test_other_names_are_refused() -> None:
-    with pytest.raises(ValueError, match="resnet19"):
-        imagenet_model("resnet19")
-    with pytest.raises(ValueError, match="layer"):
-        imagenet_model("resnet18", norm="layer")

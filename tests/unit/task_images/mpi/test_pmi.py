@@ -2,22 +2,7 @@
 
 import itertools
 
-import pytest
-
 from task_images.mpi.pmi import process_mapping
-
-
-@pytest.mark.parametrize(
-    ("domains", "mapping"),
-    [
-        ("a", "(vector,(0,1,1))"),
-        ("aaaa", "(vector,(0,1,4))"),
-        ("aabbbc", "(vector,(0,1,2),(1,1,3),(2,1,1))"),
-        ("aba", "(vector,(0,1,1),(1,1,1),(0,1,1))"),
-    ],
-)
-def test_mapping(domains: str, mapping: str) -> None:
-    assert process_mapping(list(domains)) == mapping
 
 
 def test_mapping_says_of_every_rank_what_was_given() -> None:

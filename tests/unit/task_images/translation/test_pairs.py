@@ -10,7 +10,6 @@ import pytest
 from task_images.contract import EnvironmentUnfitError
 from task_images.translation.corpora import (
     Pairs,
-    Side,
     encode_text,
     parallel_lines,
     read_encoded,
@@ -121,8 +120,3 @@ def test_encoding_needs_no_more_memory_for_more_text(tmp_path: Path) -> None:
 
     # Eight bytes per sentence and side for the lengths, and the tables made of them at the end.
     assert peak(4000) - peak(400) < 3600 * 100
-
-
-def test_rows_of_nothing() -> None:
-    side = Side(np.zeros(0, np.int32), np.zeros(0, np.int64), np.zeros(0, np.int64))
-    assert len(side) == 0

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from task_images.contract import EnvironmentUnfitError
 from task_images.translation.bleu import corpus_bleu
-from task_images.translation.sample import sample_pairs, write_sample
+from task_images.translation.sample import write_sample
 from task_images.wmt16_gnmt.data import Vocabulary, prepare, read_vocabulary, undo
 from task_images.wmt17_transformer.data import END, Subtokens, make_dictionary, read_dictionary
 
@@ -134,10 +134,3 @@ def test_corpus_bleu_is_sacrebleus_with_its_signature() -> None:
     # Counted by hand; hypothesis and reference are equally long.
     assert bleu.score == pytest.approx(100 * (10 / 12 * 6 / 10 * 3 / 8 * 1 / 6) ** 0.25, abs=1e-6)
     assert corpus_bleu(["the dog"], ["The dog"]).score < 100
-
-
-def test_the_sample_is_reproducible_and_its_test_set_unseen() -> None:
-    pairs = sample_pairs(300, 5)
-    assert pairs == sample_pairs(300, 5)
-    assert pairs != sample_pairs(300, 6)
-    assert len({english for english, _ in pairs}) == 300
