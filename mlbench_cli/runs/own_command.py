@@ -18,7 +18,7 @@ TIMEOUT = 4 * 3600.0  # seconds; a hang must not last a day
 MAX_SCRIPT = 1 << 16  # bytes; longer files are no scripts
 _TEE, _CHECKED = re.compile(r"(?<!\|)\|&?\s*tee\b"), re.compile(r"pipefail|PIPESTATUS")
 _TORCHRUN = re.compile(r"\btorchrun\b|\btorch\.distributed\.(run|launch)\b")
-_NODES = re.compile(r"--nnodes\b")
+_NODES = re.compile(r"--nnodes[\s=]+(?!1(?![\d:]))")
 _SHELL_LINE = re.compile(r"#!.*sh\b")
 _OPERATORS = "&|;<>()\n"
 _BACKGROUND = re.compile(r"(?<!&)&\s*$")

@@ -43,18 +43,22 @@ def _report_group():
 
     Events of all processes of a rank are merged, so the two answers have names of their own."""
     module = sys.modules.get("torch.distributed.distributed_c10d")
+    has_hook = getattr(sys.excepthook, "__name__", "") == "_distributed_excepthook"
     # What the beginning of a group sets. Its end resets the second one, and a store of one's own leaves out the first.
     has_joined = module is not None and (
         getattr(module, "_default_pg_init_method", None) is not None
         or getattr(getattr(module, "_world", None), "group_count", 0) > 0
-        or getattr(sys.excepthook, "__name__", "") == "_distributed_excepthook"
+        or has_hook
     )
     if "torch" not in sys.modules:
         return
     if module is not None and has_joined and module.is_initialized():
         has_joined = module.get_world_size() > 1
+    # The hook marks what it prints with the rank in the group, which the group's end does not change.
+    marks = [cell.cell_contents for cell in sys.excepthook.__closure__ or ()] if has_hook else []
     is_unknown = _forks or any(name in sys.modules for name in _OTHER_MEANS)
-    fact = '"process_group":"joined"' if has_joined else '"process_group":"unknown"' if is_unknown else '"alone":true'
+    joined = '"process_group":"joined"' + (',"leads":true' if "[rank0]" in marks else "")
+    fact = joined if has_joined else '"process_group":"unknown"' if is_unknown else '"alone":true'
     line = '@mlbench {"v":1,"event":"environment","rank":%s,"time":%.3f,%s}\n'
     line %= os.path.basename(_log)[len("rank-") : -len(".log")], time.time(), fact
     try:

@@ -443,20 +443,25 @@ def _find_low_memlock(spec: RunSpec, reported: ReportedFacts) -> list[Finding]:
 
 
 def _find_separate(spec: RunSpec, outcome: Outcome, reported: ReportedFacts) -> list[Finding]:
-    """A finding if every rank of a command has loaded torch, and none has ever joined others in a process group, as
-    agent/beside/sitecustomize.py reports."""
+    """A finding if every rank of a command has loaded torch, and none has ever joined others in a process group, or
+    each has started one of its own, as agent/beside/sitecustomize.py reports."""
     if not outcome.is_success or spec.world_size < 2:  # a run that failed may have done so before it would have joined
         return []
     ranks = [reported.environments.get(rank, {}) for rank in range(spec.world_size)]
-    if not all(facts.get("alone") is True and "process_group" not in facts for facts in ranks):
+    if all(facts.get("leads") is True for facts in ranks):
+        what, unless = "Every rank started a process group of torch of its own", ""
+    elif all(facts.get("alone") is True and "process_group" not in facts for facts in ranks):
+        what = "No rank joined others in a process group of torch"
+        unless = ", unless the program exchanges gradients by other means"
+    else:
         return []
     return [
         Finding(
             "trained_separately",
-            f"No rank joined others in a process group of torch, so each of the {spec.world_size} ranks trains "
-            "separately, unless the program exchanges gradients by other means.",
-            hint='Call torch.distributed.init_process_group(); with Lightning, Trainer(strategy="ddp", devices=1, '
-            "num_nodes=WORKERS); see docs/tutorial/own-training.md",
+            f"{what}, so each of the {spec.world_size} ranks trains separately{unless}.",
+            hint="Call torch.distributed.init_process_group(), with torchrun --nnodes, with accelerate launch "
+            '--num_machines, with Lightning Trainer(strategy="ddp", devices=1, num_nodes=WORKERS); see '
+            "docs/tutorial/own-training.md",
         )
     ]
 
