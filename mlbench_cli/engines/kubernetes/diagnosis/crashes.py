@@ -23,8 +23,8 @@ SHARED_MEMORY = re.compile(
 ARCHITECTURE = re.compile(r"exec format error", re.IGNORECASE)
 RUNTIME = re.compile(r"^.*OCI runtime create failed:.*?(?=exec: )|: unknown$")
 INIT_KILLED = re.compile(r"container init was OOM-killed")
-# The command itself, by the words of runc, crun and youki.
-NO_COMMAND = re.compile(r"exec: \"|executable file not found|executable `?.*`? not found|exec failed")
+# The command itself, by the words of runc, crun and youki. A node may also lack the runtime: exec: "nvidia-…".
+NO_COMMAND = re.compile(r"container process.*exec: \\?\"|executable (?:file )?`.*not found|exec failed", re.DOTALL)
 DISK = re.compile(r"No space left on device|Disk quota exceeded")
 
 
@@ -68,7 +68,8 @@ def crash(
             return finding(
                 "container_not_created",
                 f"The node {node} could not create the container of worker {worker}: {shorten_line(message) or words}",
-                f"Run it again on other nodes. kubectl describe node {node}",
+                "Run it again on other nodes; if these say the same, check the image and --pod-patch. "
+                f"kubectl describe node {node}",
                 retryable=True,
             )
         return finding("command_not_found", f"The command of worker {worker} could not be started: {words}", logs)

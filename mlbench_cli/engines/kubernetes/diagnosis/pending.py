@@ -29,6 +29,8 @@ PULL_HINTS = (
     (re.compile(r"toomanyrequests|\b429\b|rate limit"), "The registry limits pulls: log in with --pull-secret, or "
      "copy the image to a registry of your own (mlbench images push)."),
     (re.compile(r"no space left on device"), "The node's disk is full: choose nodes with larger disks."),
+    (re.compile(r"x509: |HTTP response to HTTPS client"), "The nodes must trust the registry: name its certificate, or "
+     "plain HTTP, in the hosts.toml of their containerd."),
     (re.compile(r"short[- ]name"), "The nodes want the registry's name, too, for example --image docker.io/NAME:TAG."),
 )  # fmt: skip
 MAX_RESTARTS = 3  # of a sidecar that the task waits for; from this many on its failure is permanent
@@ -199,7 +201,8 @@ def _container(facts: Facts, worker: int, pod: Pod) -> Finding | None:
         return _pull(facts, worker, pod, message)
     if word == "CreateContainerConfigError":
         summary = f"The container of worker {worker} cannot be created: {shorten_line(message) or word}"
-        return finding("config_error", summary, _config_hint(message))
+        late = "timed out" in message  # of a busy node, which asks again
+        return replace(finding("config_error", summary, _config_hint(message)), permanent=not late, retryable=late)
     if word in RUNTIME_REASONS:
         node = pod.get("spec", {}).get("nodeName")
         summary = f"The node {node} has not created the container of worker {worker}: {shorten_line(message) or word}"

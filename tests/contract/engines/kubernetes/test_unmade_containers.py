@@ -119,6 +119,11 @@ def test_a_pod_that_its_node_rejects_is_told_in_the_nodes_words(
             container("terminated", "StartError", RUNC + "error mounting /dev/infiniband: no such file", 128),
         ),
         (
+            "container_not_created",
+            container("terminated", "StartError", "OCI runtime create failed: unable to retrieve OCI runtime error: "
+                      'exec: "nvidia-container-runtime": executable file not found in $PATH: unknown', 128),
+        ),
+        (
             "container_lost",
             ENDED_UNKNOWN,
         ),
@@ -136,6 +141,22 @@ def test_a_container_that_was_never_made_is_told_by_its_cause(
     found = find(server, tmp_path, phase=phase, **status)
     assert found.code == code
     assert "gpu-7" in found.summary or code not in ("driver_mismatch", "container_not_created", "container_lost")
+
+
+@pytest.mark.parametrize(
+    ("message", "hint"),
+    [
+        ("tls: failed to verify certificate: x509: certificate signed by unknown authority", "trust the registry"),
+        ("http: server gave HTTP response to HTTPS client", "trust the registry"),
+        ("429 Too Many Requests: toomanyrequests: You have reached your pull rate limit", "--pull-secret"),
+        ("write /var/lib/containerd/x: no space left on device", "larger disks"),
+        ("dial tcp: lookup registry.invalid: i/o timeout", "reach the registry"),
+    ],
+)
+def test_a_pull_that_fails_comes_with_what_helps(server: KubeApi, tmp_path: Path, message: str, hint: str) -> None:
+    found = find(server, tmp_path, phase="Pending", **container("waiting", "ErrImagePull", message))
+    assert (found.code, found.permanent) == ("image_pull", False)
+    assert hint in (found.hint or "")
 
 
 def test_an_image_without_a_shell_has_no_duration_and_nobody_waits_for_its_head(

@@ -393,6 +393,14 @@ BUILT = {
     "runs as root": case(
         "config_error", a_pod(state=waiting("CreateContainerConfigError", "image will run as root")), permanent=True
     ),
+    "secrets that come late": case(
+        "config_error",
+        a_pod(
+            state=waiting(
+                "CreateContainerConfigError", "failed to sync secret cache: timed out waiting for the condition"
+            )
+        ),
+    ),
     "volume": case("volume_mount", CREATING, events=[an_event("FailedMount", 'configmap "r" not found')]),
     "devices": case(
         "pod_sandbox",
