@@ -32,7 +32,7 @@ from socket import socket
 from typing import Any
 
 from mlbench_cli.agent import link, machine, processes, wire
-from mlbench_cli.agent.interfaces import list_addresses
+from mlbench_cli.agent.interfaces import list_addresses, listen
 from mlbench_cli.util.files import allow_open_files, touch, write_at, write_atomically
 
 LOOK_SECONDS = 0.2  # between two looks for what nodes must know
@@ -181,8 +181,7 @@ class Head:
 class Server(socketserver.ThreadingTCPServer):
     """A thread for each node's courier."""
 
-    allow_reuse_address = daemon_threads = True
-    request_queue_size = 1024
+    daemon_threads = True
     head: Head
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
@@ -195,7 +194,9 @@ class Server(socketserver.ThreadingTCPServer):
 def open_server(folder: str, head: Head, port: int) -> Server:
     """Listen, and say in the run's folder how to reach this process."""
     threading.stack_size(1 << 18)
-    server = Server(("", port), None)  # type: ignore[arg-type]
+    server = Server(("", port), None, bind_and_activate=False)  # type: ignore[arg-type]
+    server.socket.close()
+    server.socket = listen(port)
     server.head = head
     with open(_mark(folder, head.token), "w", encoding="ascii"):
         pass
@@ -231,7 +232,7 @@ def serve(folder: str, *, idle_seconds: float = IDLE_SECONDS, keep_seconds: floa
         server = open_server(folder, head, int(known["port"]) if known else 0)
         own = plan["nodes"][0]["address"]
         addresses = [own] if own else list_addresses(plan["interface"]) or ["127.0.0.1"]
-        link.write_note(folder, link.HEAD, addresses, server.server_address[1], token)
+        link.write_note(folder, link.HEAD, addresses, server.socket.getsockname()[1], token)
         threading.Thread(target=server.serve_forever, daemon=True).start()
         while not head.is_over():
             with contextlib.suppress(OSError):  # the folder has just been removed

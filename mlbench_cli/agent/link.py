@@ -60,14 +60,28 @@ class Link:
 
 
 def connect(addresses: list[str], port: int, seconds: float) -> socket.socket:
-    """A connection to the first address that answers within `seconds`. Raises OSError if none does."""
+    """A connection to the first address that answers within `seconds`. Raises OSError if none does.
+
+    A name is reached by IPv4 if it can be: ranks then use that, too, which every network stack has.
+    """
     problem: OSError = ConnectionError("no address")
     for address in addresses:
         try:
-            return socket.create_connection((address, port), timeout=seconds)
+            found = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)
         except OSError as error:
-            problem = error
+            problem, found = error, []
+        for *_, place in sorted(found, key=lambda item: item[0] != socket.AF_INET):
+            try:
+                return socket.create_connection((str(place[0]), port), timeout=seconds)
+            except OSError as error:
+                problem = error
     raise problem
+
+
+def ends_of(connection: socket.socket) -> tuple[str, str]:
+    """Own address and that of the other side, as others write them: IPv4 without what IPv6 puts before it."""
+    own, other = (str(end[0]).removeprefix("::ffff:") for end in (connection.getsockname(), connection.getpeername()))
+    return own, other
 
 
 def is_token(given: object, token: str) -> bool:

@@ -33,8 +33,8 @@ from mlbench_cli.agent import courier, load, machine, rendezvous
 from mlbench_cli.agent.agent import GRACE, STALL_SECONDS, Agent, Rank
 from mlbench_cli.agent.clock import ClockWatch
 from mlbench_cli.agent.head import SPARE_FILES, shares_folder
-from mlbench_cli.agent.interfaces import find_interface, list_addresses
-from mlbench_cli.agent.link import HEAD, connect, is_token, read_note
+from mlbench_cli.agent.interfaces import find_interface, list_addresses, listen
+from mlbench_cli.agent.link import HEAD, connect, ends_of, is_token, read_note
 from mlbench_cli.agent.lock import MachineLock, describe_holder
 from mlbench_cli.agent.messages import NOT_INSTALLED, SCHEMA_VERSION, STARTED, Cause
 from mlbench_cli.agent.network import probe
@@ -322,8 +322,8 @@ class NodeAgent(Agent):
             connection = connect(note["addresses"], note["port"], 5.0)
         except OSError:
             return
-        own, hub = connection.getsockname()[0], connection.getpeername()[0]
-        self.state["address"], self.master = own, hub
+        own, self.master = ends_of(connection)
+        self.state["address"] = own
         link = RankLink(connection, self.selector, self._on_message, self._on_link_end)
         link.node = 0
         self.links = [link]
@@ -339,7 +339,7 @@ class NodeAgent(Agent):
         hosts = [names[node] for _, node in sorted(self.node_of_worker.items())]
         self.port = machine.free_port()
         if present:
-            self.addresses[0] = self.state["address"] = next(iter(present.values())).connection.getsockname()[0]
+            self.addresses[0] = self.state["address"] = ends_of(next(iter(present.values())).connection)[0]
         self.master = self.addresses[0] if present else "127.0.0.1"
         places = [self._listen_for_probe(self.master), *(link.place for _, link in sorted(present.items()))]
         for link in present.values():
@@ -369,7 +369,7 @@ class NodeAgent(Agent):
         chosen = self.plan["interface"] or next(filter(None, named), "").lstrip("=").partition(",")[0]
         address = next(iter(list_addresses(chosen)), own) if chosen else own
         if self.probe_listener is None:
-            self.probe_listener = socket.create_server(("", 0), backlog=self.count + 8)
+            self.probe_listener = listen(backlog=self.count + 8)
         return address, self.probe_listener.getsockname()[1], probe.stack_identity()
 
     def _measure_network(self) -> bool:

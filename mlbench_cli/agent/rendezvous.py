@@ -11,7 +11,7 @@ import socket
 import time
 from collections.abc import Callable
 
-from mlbench_cli.agent import link, wire
+from mlbench_cli.agent import interfaces, link, wire
 from mlbench_cli.agent.wire import Message
 
 PING_SECONDS = 10.0
@@ -121,7 +121,7 @@ def open_hub(folder: str, addresses: list[str], known: Message | None = None) ->
 
     `known`: port and token if the others know them already.
     """
-    server = socket.create_server(("", known["port"] if known else 0), backlog=4096)
+    server = interfaces.listen(known["port"] if known else 0)
     server.setblocking(False)
     token = known["token"] if known else link.new_token()
     link.write_note(folder, RENDEZVOUS, addresses, server.getsockname()[1], token)

@@ -25,8 +25,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, BinaryIO
 
-from mlbench_cli.agent import processes, wire
-from mlbench_cli.agent.interfaces import interface_addresses
+from mlbench_cli.agent import interfaces, processes, wire
 from mlbench_cli.util.files import read_object, remove_folder, write_atomically
 
 Answer = tuple[Mapping[str, Any], bytes]
@@ -76,7 +75,9 @@ def hello(base: str = "~") -> Answer:
         "time": time.time(),
         "free_bytes": shutil.disk_usage(parent).free,
         "writable": os.path.isdir(parent) and os.access(parent, os.W_OK | os.X_OK),
-        "addresses": [{"interface": name, "address": own, "mask": mask} for name, own, mask in interface_addresses()],
+        "addresses": [
+            {"interface": name, "address": own, "mask": mask} for name, own, mask in interfaces.interface_addresses()
+        ],
         "connection": os.environ.get("SSH_CONNECTION", ""),
         "boot_id": processes.boot_id(),
         "node": os.uname().nodename,
@@ -329,7 +330,7 @@ def list_runs(base: str) -> Answer:
 
 def listen() -> Answer:
     """A port of this machine to which others may connect, until the channel ends."""
-    server = socket.create_server(("", 0))
+    server = interfaces.listen()
     SERVERS.append(server)
     return {"port": server.getsockname()[1]}, b""
 

@@ -144,6 +144,7 @@ class Ranks:
             listener.settimeout(left)
             with suppress(OSError, ValueError, KeyError, TypeError):
                 link, (address, *_) = listener.accept()
+                address = address.removeprefix("::ffff:")  # IPv4, as IPv6 writes it
                 connection = as_connection(link)
                 hello = json.loads(connection.recv_bytes(_HELLO_BYTES)) if connection.poll(_HELLO_SECONDS) else {}
                 if hello["run"] == self.contract.run_id:
@@ -404,6 +405,13 @@ class Coordinator:
             self.measure_pairs([(min(first, second), max(first, second))], tag)
 
 
+def listen(port: int) -> socket.socket:
+    """Take connections on all interfaces, of IPv6, too: a cluster may have nothing else."""
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(("", port), family=socket.AF_INET6, backlog=1024, dualstack_ipv6=True)
+    return socket.create_server(("", port), backlog=1024)
+
+
 def main(contract: Contract) -> None:
     """Obey rank 0, and on rank 0 also give the orders. Raises PeerLostError if a rank fell silent: that ends the run
     of ranks that can do nothing any more, too."""
@@ -413,7 +421,7 @@ def main(contract: Contract) -> None:
         return
     emit("environment", 0, **machine_facts(), **code_facts())
     emit("phase", 0, phase="starting")
-    listener = socket.create_server(("", contract.master_port), backlog=1024)
+    listener = listen(contract.master_port)
     own = threading.Thread(target=obey, args=(contract, ("127.0.0.1", contract.master_port)), daemon=True)
     own.start()
     ranks = Ranks(contract)

@@ -73,7 +73,7 @@ def choose_address(
         chosen = [item for item in addresses if item["interface"] == interface]
         if not chosen:
             known = ", ".join(item["interface"] for item in addresses)
-            raise NotFoundError(f"{name} has no interface {interface} with an IPv4 address, only {known}.")
+            raise NotFoundError(f"{name} has no interface {interface} with an address, only {known}.")
         addresses = chosen
     parts = connection.split()
     server = parts[2] if len(parts) == 4 else ""
@@ -83,9 +83,9 @@ def choose_address(
     for item in addresses:
         if _is_in_network(server, item):
             return item["interface"], server
-    best = [item for item in addresses if not item["address"].startswith("127.")] or list(addresses)
+    best = [item for item in addresses if not ipaddress.ip_address(item["address"]).is_loopback] or list(addresses)
     if not best:
-        raise UsageError(f"{name} has no IPv4 address.", hint="--interface IF")
+        raise UsageError(f"{name} has no address.", hint="--interface IF")
     return best[0]["interface"], best[0]["address"]
 
 

@@ -5,6 +5,7 @@ import json
 import os
 import resource
 import shlex
+import socket
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -23,13 +24,13 @@ from mlbench_cli.engines.hosts.hostfile import MAX_HOSTS
 from mlbench_cli.engines.machines.details import HostsDetails
 from mlbench_cli.engines.placement import HostRecord
 from mlbench_cli.errors import DeadlineError, MlbenchError
-from mlbench_cli.model.run import Ending, Experiment, Member, Phase, Run, RunState
+from mlbench_cli.model.run import Ending, Experiment, Member, Outcome, Phase, Run, RunState
 from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.results.archive.verify import find_problems
 from mlbench_cli.runs import supervise
 from mlbench_cli.runs.queue import QueueFolder
 from mlbench_cli.storage.store import Store
-from tests.contract.engines.labs import SSH, EngineLab, install_commands
+from tests.contract.engines.labs import HOSTS, SSH, EngineLab, install_commands
 from tests.contract.local_runs import SLEEP, Lab, bind_superuser, python, shell, until
 
 SPEC = RunSpec(
@@ -122,6 +123,21 @@ def test_a_host_whose_key_is_not_known_is_not_trusted(tmp_path: Path, monkeypatc
         lab.start(["true"])
     assert "Host key verification failed" in str(caught.value.to_dict())
     lab.store.close()
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
+def test_hosts_meet_by_ipv6_if_they_have_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in install_commands(tmp_path / "commands").items():
+        monkeypatch.setenv(name, value)
+    lab = EngineLab("hosts", tmp_path)
+    hosts = [HostRecord(name=name, login=name, slots=1, address="::1", interface=None) for name in HOSTS[:2]]
+    lab.engine = HostsEngine(HostsDetails(folder="~/far", python=sys.executable, hosts=hosts))
+    run = lab.start(shell("echo $MASTER_ADDR $GLOO_SOCKET_IFNAME"), workers=2)
+    assert supervise.follow(run, lab.engine, lab.store, timeout=60).outcome is Outcome.COMPLETED
+    assert {(run.folder / "logs" / f"rank-{rank}.log").read_text() for rank in range(2)} == {"::1 lo\n"}
+    measured = [json.loads(line) for line in (run.folder / "resources.jsonl").read_text().splitlines()]
+    assert [row["nodes"] for row in measured if row.get("kind") == "network"] == [2]
+    lab.close()
 
 
 def test_the_time_in_the_queue_counts_against_the_time_to_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
