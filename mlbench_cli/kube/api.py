@@ -46,6 +46,12 @@ SILENT_PART = re.compile(
 # Requests that the API server forwards to a kubelet, and its messages if it cannot.
 PROXIED = re.compile(r"/pods/[^/]+/(exec|log)(\?|$)")
 KUBELET = re.compile(r"error dialing backend|:10250\b|No agent available|error trying to reach service")
+# What a kubelet that cannot read a log, or the rest of it, writes into it instead.
+UNREAD = re.compile(
+    rb"^((?:unable to retrieve container logs|failed to (?:try resolving symlinks|create fsnotify|open log file))"
+    rb"\b[^\n]*)\n?\Z",
+    re.MULTILINE,
+)
 # Of admission plugins and webhooks; what a user lacks a right for begins with the user's name.
 POLICY = re.compile(r"is forbidden: (?!User\b)|denied (?:the )?request")
 ANONYMOUS = 'User "system:anonymous"'  # of a request without a login
@@ -473,6 +479,18 @@ def _seconds(text: str | None) -> float | None:
 
 
 # --- pods -------------------------------------------------------------------------------------------------------
+
+
+def read_log(api: Api, path: str, read_seconds: float, **query: object) -> bytes:
+    """What the main container of the pod at `path` has printed. Raises ApiError, e.g. if its node has nothing of it."""
+    with api.stream(f"{path}/log", read_seconds=read_seconds, container="main", **query) as answer:
+        data = bytes(answer.read())
+    if (unread := UNREAD.search(data, max(0, len(data) - 4096))) is None:
+        return data
+    if unread.start() == 0:
+        words = unread[1].decode("utf-8", "replace")
+        raise NodeUnreachable(f"The node could not give the log: {words[:300]}", status=200)
+    return data[: unread.start()]
 
 
 def list_pods(api: Api, namespace: str, selector: str) -> list[dict[str, Any]]:

@@ -37,7 +37,7 @@ from mlbench_cli.engines.observe import NodeReport, Snapshot, explain_absence
 from mlbench_cli.engines.placement import share_nodes
 from mlbench_cli.errors import MlbenchError, UnreachableError
 from mlbench_cli.kube.access import Access
-from mlbench_cli.kube.api import AccessDenied, Api, ObjectNotFound, list_pods
+from mlbench_cli.kube.api import AccessDenied, Api, NodeUnreachable, ObjectNotFound, list_pods, read_log
 from mlbench_cli.kube.objects import object_path
 from mlbench_cli.model.run import Ending, Finding, Observation, Run
 from mlbench_cli.storage.run_folder import RunFolder
@@ -64,7 +64,7 @@ class KubernetesHead(RemoteHead):
         self._observer: RunObserver | None = None
         self._pods: list[Pod] = []  # of the head, as last seen
         self._copied: set[tuple[str, bool]] = set()  # pods whose logs were read from the API; whether after their end
-        self._log_refusal = ""  # of the API server
+        self._log_refusal = self._log_loss = ""  # of the API server, and of a node
 
     def _find_pod(self) -> str | None:
         """The pod of the run's head; None while none is running."""
@@ -206,6 +206,8 @@ class KubernetesHead(RemoteHead):
                         self._copied.add(copy)
                     except AccessDenied as denied:
                         self._log_refusal = denied.message
+                    except NodeUnreachable as lost:
+                        self._log_loss = lost.message
                     except MlbenchError:
                         pass
                 return replace(nodes[worker], alive=False) if has_ended(pod) else nodes[worker]
@@ -257,7 +259,8 @@ class KubernetesHead(RemoteHead):
         ended = [pod for pod in heads if has_ended(pod) or is_on_silent_node(pod)]
         cause = why_gone(ended) if ended or not heads else "an earlier one was deleted with what it had"
         self._ask_workers(api, self._list_workers(api))
-        logs, hint = "Logs come from the API, and may lack their beginnings.", "Run it again."
+        logs = self._log_loss or "Logs come from the API, and may lack their beginnings."
+        hint = "Run it again."
         if UNSUITABLE_IMAGE.search(cause):
             hint = "Use an image that is made for the nodes and has Python 3.9 or later."
         if self._log_refusal:
@@ -275,8 +278,7 @@ class KubernetesHead(RemoteHead):
         """Copy what a worker's container has printed, as far as the API has it, if that continues what is here."""
         log = RunFolder(self.run.folder).log(self.run.spec.ranks_of(worker)[0])
         path = object_path("Pod", self._namespace, pod["metadata"]["name"])
-        with api.stream(f"{path}/log", read_seconds=30, container="main", limitBytes=LOG_BYTES) as answer:
-            data = answer.read()
+        data = read_log(api, path, 30, limitBytes=LOG_BYTES)
         here = log.read_bytes() if log.exists() else b""
         # Of several ranks the container prints all lines, mixed.
         if not here or (len(data) > len(here) and data.startswith(here) and self.run.spec.processes_per_worker == 1):

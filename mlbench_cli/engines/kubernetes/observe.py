@@ -33,7 +33,7 @@ from mlbench_cli.engines.kubernetes.workers import (
 from mlbench_cli.engines.observe import NodeReport, Snapshot, observe
 from mlbench_cli.engines.placement import share_nodes
 from mlbench_cli.errors import MlbenchError
-from mlbench_cli.kube.api import GONE, AccessDenied, Api, ApiError, list_pods
+from mlbench_cli.kube.api import GONE, AccessDenied, Api, ApiError, list_pods, read_log
 from mlbench_cli.kube.objects import collection_path, condition, object_path
 from mlbench_cli.kube.official import official
 from mlbench_cli.model.run import Ending, Finding, Observation, Phase, Run, WorkerState
@@ -271,12 +271,9 @@ class RunObserver:
     def _tail(self, pod: Pod | None, lines: int) -> str:
         if pod is None or is_cut_off(pod) or is_on_silent_node(pod):  # waiting for it would be pointless
             return ""
-        path = f"{object_path('Pod', self._namespace, pod['metadata']['name'])}/log"
+        path = object_path("Pod", self._namespace, pod["metadata"]["name"])
         try:
-            query = {"container": "main", "tailLines": lines, "limitBytes": 1 << 16}
-            answer = self._api.stream(path, read_seconds=10, **query)
-            with answer:
-                return str(answer.read().decode("utf-8", "replace"))
+            return read_log(self._api, path, 10, tailLines=lines, limitBytes=1 << 16).decode("utf-8", "replace")
         except (MlbenchError, OSError, official().urllib3.exceptions.HTTPError):
             return ""
 

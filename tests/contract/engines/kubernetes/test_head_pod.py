@@ -273,6 +273,21 @@ def test_an_image_without_python_runs_its_command_and_that_is_said(
     assert (run.folder / "logs/rank-1.log").read_bytes() == b"1 of 2\n"
 
 
+def test_what_a_node_says_instead_of_a_log_is_not_taken_for_the_log(
+    server: KubeApi, store: Store, tmp_path: Path
+) -> None:
+    words = "unable to retrieve container logs for containerd://9943"
+    run = record(store, f"[ $RANK = 0 ] || echo a line; echo '{words}'; exit 1")
+    with Kubelet(server, tmp_path / "pods", has_python=False):
+        submit(server, run)
+        finished = supervise.follow(run, KubernetesEngine(server.access), store)
+    (found,) = [finding for finding in finished.findings if finding.code == "results_lost"]
+    assert f"The node could not give the log: {words}" in found.summary
+    assert all(words not in str(finding.evidence) for finding in finished.findings)
+    assert not (run.folder / "logs/rank-0.log").exists()
+    assert (run.folder / "logs/rank-1.log").read_bytes() == b"a line\n"
+
+
 def test_what_a_log_says_is_explained_without_an_agent_too(server: KubeApi, store: Store, tmp_path: Path) -> None:
     run = record(store, "echo 'OSError: [Errno 98] Address already in use' >&2; exit 1")
     with Kubelet(server, tmp_path / "pods", has_python=False):
