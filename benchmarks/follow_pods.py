@@ -24,7 +24,7 @@ from mlbench_cli.kube.access import Access
 from mlbench_cli.model.run import Run
 from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.util.times import now
-from tests.fakes.kube_api import KubeApi, Log, stamp
+from tests.fakes.kube_api import KubeApi
 
 SECONDS = 30.0
 MEMORY_LIMIT = 100
@@ -92,7 +92,7 @@ def put_pod(server: KubeApi, index: int, size: int) -> None:
             },
         },
     )
-    server.logs.setdefault(name, Log([(stamp(), b"at work")]))
+    server.logs.setdefault(name, [b"at work"])
 
 
 def client(url: str, size: int) -> None:

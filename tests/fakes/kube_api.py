@@ -1,8 +1,7 @@
 """A Kubernetes API server in one process, with rules of its own: enough for a client of runs, and full of faults.
 
-It keeps objects with resource versions, lists them in pages, watches them, gives out logs as the kubelet does (time
-stamps, `sinceTime` to the second, follow, rotation) and executes commands in a folder that stands for the pod's
-/results. `server.faults` says which requests are answered badly. It checks tokens if told to.
+It keeps objects with resource versions, lists them in pages, gives out logs, and executes commands in a folder that
+stands for the pod's /results. `server.faults` says which requests are answered badly. It checks tokens if told to.
 """
 
 import base64
@@ -20,8 +19,8 @@ import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -47,8 +46,7 @@ FRAME = 1 << 15
 class Fault:
     """What happens to requests whose "METHOD PATH?QUERY" matches `pattern`, the next `times` times.
 
-    status: answered with it; cut: the connection is broken after so many bytes of the body; stall: after so many bytes
-    nothing comes any more, and the connection stays open.
+    status: answered with it; cut: the connection is broken after so many bytes of the body.
     """
 
     pattern: str
@@ -57,15 +55,6 @@ class Fault:
     retry_after: str | None = None
     message: str = "as the test wants it"
     cut: int | None = None
-    stall: int | None = None
-
-
-@dataclass
-class Log:
-    """A container's log: lines with their time stamps. `ended` closes those who follow it."""
-
-    lines: list[tuple[str, bytes]] = field(default_factory=list)
-    ended: bool = False
 
 
 class Broken(Exception):
@@ -82,7 +71,7 @@ class KubeApi:
         self, tokens: Callable[[], set[str]] | None = None, tls: Callable[[], ssl.SSLContext] | None = None
     ) -> None:
         self.objects: dict[tuple[str, str], dict[str, Any]] = {}  # (kind, name), all in the namespace "default"
-        self.logs: dict[str, Log] = {}  # by the pod's name
+        self.logs: dict[str, list[bytes]] = {}  # lines, by the pod's name
         self.folders: dict[str, Path] = {}  # by the pod's name: what /results is there
         self.faults: list[Fault] = []
         self.requests: Counter[str] = Counter()
@@ -93,14 +82,12 @@ class KubeApi:
         self.reviews: list[dict[str, str]] = []  # rights that were asked for
         self.ahead = 0.0  # seconds by which its clock is ahead, so that a test can let hours pass
         self.needs_queue = False  # Kueue's manageJobsWithoutQueueName
-        self.compacted = 0  # watches from an older resource version get 410
-        self.changed = threading.Condition()
+        self.lock = threading.RLock()
         self.stopped = False
-        self._is_down = False
+        self.is_down = False  # each connection breaks, and those that are open have broken
         self.dead_nodes: set[str] = set()  # their kubelets answer nobody, and the server says so
         self.tokens = tokens
         self._version = 100
-        self._events: list[tuple[int, str, str, dict[str, Any]]] = []
         handler = type("Handler", (_Handler,), {"api": self})
         self.tls = tls
         self.subjects: list[str] = []
@@ -112,9 +99,7 @@ class KubeApi:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with self.changed:
-            self.stopped = True
-            self.changed.notify_all()
+        self.stopped = True
         self._http.shutdown()
         self._http.server_close()
 
@@ -157,8 +142,8 @@ class KubeApi:
         return stamp(time.time() + self.ahead)[:19] + "Z"
 
     def put(self, kind: str, document: dict[str, Any]) -> dict[str, Any]:
-        """Create or replace an object and tell those who watch."""
-        with self.changed:
+        """Create or replace an object."""
+        with self.lock:
             name = document["metadata"]["name"]
             known = self.objects.get((kind, name))
             self._version += 1
@@ -169,8 +154,6 @@ class KubeApi:
                 metadata["uid"] = known["metadata"]["uid"]
             stored = {**document, "metadata": {**metadata, "resourceVersion": str(self._version)}}
             self.objects[kind, name] = stored
-            self._events.append((self._version, kind, "MODIFIED" if known else "ADDED", stored))
-            self.changed.notify_all()
             return stored
 
     def _label_of_job(self, pod: dict[str, Any]) -> dict[str, str]:
@@ -180,13 +163,9 @@ class KubeApi:
         return {"batch.kubernetes.io/controller-uid": found[-1]} if found else {}
 
     def remove(self, kind: str, name: str) -> dict[str, Any] | None:
-        with self.changed:
+        with self.lock:
             found = self.objects.pop((kind, name), None)
             if found is not None:
-                self._version += 1
-                found = {**found, "metadata": {**found["metadata"], "resourceVersion": str(self._version)}}
-                self._events.append((self._version, kind, "DELETED", found))
-                self.changed.notify_all()
                 self._collect_garbage(found["metadata"]["uid"])
             return found
 
@@ -203,38 +182,15 @@ class KubeApi:
                 self.folders.pop(name, None)
                 self.remove(kind, name)
 
-    def write(self, pod: str, *texts: bytes, at: str | None = None) -> None:
-        """Let a container write lines."""
-        with self.changed:
-            log = self.logs.setdefault(pod, Log())
-            log.lines += [(at or stamp(), text) for text in texts]
-            self.changed.notify_all()
-
-    def end_log(self, pod: str) -> None:
-        with self.changed:
-            self.logs.setdefault(pod, Log()).ended = True
-            self.changed.notify_all()
-
-    @property
-    def is_down(self) -> bool:
-        """Whether the server is away: each connection breaks, and those that are open have broken."""
-        return self._is_down
-
-    @is_down.setter
-    def is_down(self, value: bool) -> None:
-        with self.changed:
-            self._is_down = value
-            self.changed.notify_all()
-
-    def compact(self) -> None:
-        """Forget all changes so far, as etcd does after a while."""
-        with self.changed:
-            self.compacted = self._version
+    def write(self, pod: str, *lines: bytes) -> None:
+        """Let a container write lines: from its start on it has a log, which may be empty."""
+        with self.lock:
+            self.logs.setdefault(pod, []).extend(lines)
 
     # --- what the handlers ask ------------------------------------------------------------------------------------
 
     def list_objects(self, kind: str, selector: dict[str, str], fields: str) -> tuple[list[dict[str, Any]], int]:
-        with self.changed:
+        with self.lock:
             found = [item for (known, _), item in self.objects.items() if known == kind and matches(item, selector)]
             wanted = dict(part.split("=", 1) for part in fields.split(",") if part)
             if "type!" in wanted:
@@ -245,24 +201,8 @@ class KubeApi:
                 found = [item for item in found if item.get("involvedObject", {}).get("uid") == uid]
             return sorted(found, key=lambda item: str(item["metadata"]["name"])), self._version
 
-    def changes(self, kind: str, selector: dict[str, str], version: int, until: float) -> Iterator[dict[str, Any]]:
-        while True:
-            with self.changed:
-                news = [event for event in self._events if event[0] > version]
-                if not news:
-                    self.changed.wait(max(0.0, until - time.monotonic()))
-                    news = [event for event in self._events if event[0] > version]
-            for number, known, change, item in news:
-                version = number
-                if known == kind and matches(item, selector):
-                    yield {"type": change, "object": item}
-            if self.is_down:
-                raise Broken
-            if self.stopped or time.monotonic() >= until:
-                return
-
     def fault(self, request: str) -> Fault | None:
-        with self.changed:
+        with self.lock:
             for fault in self.faults:
                 if fault.times > 0 and re.search(fault.pattern, request):
                     fault.times -= 1
@@ -310,9 +250,9 @@ class _Handler(BaseHTTPRequestHandler):
         length = int(self.headers.get("Content-Length") or 0)
         self.document: dict[str, Any] = json.loads(self.rfile.read(length)) if length else {}
         self.fault = self.api.fault(f"{self.command} {self.path}") or Fault("")
-        with self.api.changed:
+        with self.api.lock:
             self.api.headers.append((parts.path, self.headers.items()))
-            self.api.requests[f"{self.command} {parts.path}{' watch' if 'watch' in self.query else ''}"] += 1
+            self.api.requests[f"{self.command} {parts.path}"] += 1
         try:
             if self.api.is_down:
                 raise Broken
@@ -372,8 +312,6 @@ class _Handler(BaseHTTPRequestHandler):
             if (kind, name) in self.api.objects:
                 return self._status(409, "AlreadyExists", f'{kind} "{name}" already exists')
             return self._json(201, self.api.put(kind, self.document))
-        if "watch" in self.query:
-            return self._watch(kind, selector)
         items, version = self.api.list_objects(kind, selector, self.query.get("fieldSelector", ""))
         begin, limit = int(self.query.get("continue") or 0), int(self.query.get("limit") or 10**9)
         metadata = {"resourceVersion": str(version)}
@@ -392,23 +330,11 @@ class _Handler(BaseHTTPRequestHandler):
             )  # see validation.ValidateObjectMetaUpdate and registry.Store of Kubernetes
             return self._status(*((422, "Invalid") if is_patch else (409, "Conflict")), "it has another uid")
         if self.command == "PATCH":
-            with self.api.changed:  # as controllers change it, too
+            with self.api.lock:  # as controllers change it, too
                 found = self.api.put(kind, merge(self.api.objects.get((kind, name), found), self.document))
         if self.command == "DELETE":
             self.api.remove(kind, name)
         return self._json(200, found)
-
-    def _watch(self, kind: str, selector: dict[str, str]) -> None:
-        version = int(self.query.get("resourceVersion") or 0)
-        self._begin()
-        if version < self.api.compacted:
-            status = {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old resource version"}
-            self._chunk(json.dumps({"type": "ERROR", "object": status}).encode() + b"\n")
-            return self._end()
-        until = time.monotonic() + float(self.query.get("timeoutSeconds", 60))
-        for event in self.api.changes(kind, selector, version, until):
-            self._chunk(json.dumps(event).encode() + b"\n")
-        return self._end()
 
     # --- logs -----------------------------------------------------------------------------------------------------
 
@@ -418,35 +344,8 @@ class _Handler(BaseHTTPRequestHandler):
             if ("pods", name) not in self.api.objects:
                 return self._status(404, "NotFound", f'pods "{name}" not found')
             return self._status(400, "BadRequest", "container is waiting to start: ContainerCreating")
-        self._begin()
-        since = self.query.get("sinceTime", "")
-        follow, tail = "follow" in self.query, self.query.get("tailLines")
-        place = max(0, len(log.lines) - int(tail)) if tail else 0
-        lines = log.lines
-        while True:
-            if self.api.is_down:
-                raise Broken
-            with self.api.changed:
-                if lines is not log.lines:  # rotated: whoever follows goes on with the new file
-                    lines, place = log.lines, 0
-                fresh, place = lines[place:], len(lines)
-                over = log.ended or not follow or self.api.stopped
-            block = bytearray()
-            for moment, text in fresh:
-                if since and moment[:1].isdigit() and seconds_of(moment) < seconds_of(since):
-                    continue
-                block += (moment.encode() + b" " if "timestamps" in self.query else b"") + text + b"\n"
-                if len(block) > FRAME:
-                    self._chunk(bytes(block))
-                    block.clear()
-            if block:
-                self._chunk(bytes(block))
-            if over:
-                return self._end()
-            with self.api.changed:
-                is_over = log.ended or self.api.stopped or self.api.is_down
-                if len(log.lines) == place and lines is log.lines and not is_over:
-                    self.api.changed.wait(1.0)
+        tail = int(self.query.get("tailLines") or len(log))
+        return self._bytes(200, b"".join(line + b"\n" for line in log[max(0, len(log) - tail) :]))
 
     # --- exec -----------------------------------------------------------------------------------------------------
 
@@ -536,34 +435,20 @@ class _Handler(BaseHTTPRequestHandler):
 
     # --- wire -----------------------------------------------------------------------------------------------------
 
-    def _begin(self) -> None:
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Transfer-Encoding", "chunked")
-        self.end_headers()
-
-    def _chunk(self, data: bytes) -> None:
-        self._raw(f"{len(data):x}\r\n".encode(), data, b"\r\n")
-
-    def _raw(self, head: bytes, data: bytes, foot: bytes = b"") -> None:
+    def _raw(self, head: bytes, data: bytes) -> None:
         """Send, unless the fault's place in the stream has come."""
-        limit = self.fault.cut if self.fault.cut is not None else self.fault.stall
+        limit = self.fault.cut
         if limit is None or self.sent + len(data) <= limit:
-            self.wfile.write(head + data + foot)
+            self.wfile.write(head + data)
             self.sent += len(data)
             return
         self.wfile.write(head + data[: limit - self.sent])
-        self.wfile.flush()
-        if self.fault.stall is not None:
-            with self.api.changed:
-                self.api.changed.wait_for(lambda: self.api.stopped, 120)
         raise Broken
 
-    def _end(self) -> None:
-        self.wfile.write(b"0\r\n\r\n")
-
     def _json(self, status: int, document: dict[str, Any]) -> None:
-        data = json.dumps(document).encode()
+        self._bytes(status, json.dumps(document).encode())
+
+    def _bytes(self, status: int, data: bytes) -> None:
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(data)))
@@ -592,12 +477,6 @@ def stamp(seconds: float | None = None) -> str:
     """A time stamp as the kubelet writes it: fixed width, nanoseconds."""
     moment = datetime.fromtimestamp(time.time() if seconds is None else seconds, UTC)
     return moment.strftime("%Y-%m-%dT%H:%M:%S.%f") + "000Z"
-
-
-def seconds_of(moment: str) -> datetime:
-    """A time stamp to the second, whatever its zone."""
-    zone = moment[19:].lstrip(".0123456789")
-    return datetime.fromisoformat(moment[:19] + zone).astimezone(UTC)
 
 
 def matches(item: dict[str, Any], selector: dict[str, str]) -> bool:

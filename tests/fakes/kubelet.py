@@ -101,7 +101,7 @@ class Kubelet:
 
     def _serve(self) -> None:
         while not self._stopped.wait(LOOK_SECONDS):
-            with self.server.changed:
+            with self.server.lock:
                 jobs = [item for (kind, _), item in self.server.objects.items() if kind == "jobs"]
             known = {job["metadata"]["uid"] for job in jobs}
             for name, container in list(self._containers.items()):
@@ -158,7 +158,7 @@ class Kubelet:
 
     def _set_status(self, job: str, **status: Any) -> None:
         """Change the status alone: a client may have changed or deleted the Job since it was listed."""
-        with self.server.changed:
+        with self.server.lock:
             if (known := self.server.objects.get(("jobs", job))) is not None:
                 self.server.put("jobs", {**known, "status": {**known.get("status", {}), **status}})
 
@@ -246,8 +246,7 @@ class Kubelet:
     def _forget(self, name: str) -> None:
         """Of a pod whose Job is gone nothing is left, so that the next Job of that name has its own."""
         del self._containers[name]
-        self.server.end_log(name)
-        self.server.logs.pop(name)
+        self.server.logs.pop(name, None)
         self.server.folders.pop(name, None)
         self.server.remove("pods", name)
 
@@ -262,7 +261,6 @@ class Kubelet:
             return
         container.code = code if code >= 0 else 128 - code
         self._kill(container)
-        self.server.end_log(name)
         self.server.folders.pop(name, None)
         if container.kill_at is not None:  # its pod has been deleted, and may go now
             self.server.remove("pods", name)

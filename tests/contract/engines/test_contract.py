@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -70,10 +71,15 @@ def lab(kind: str, home: Path) -> Iterator[EngineLab]:
 
 
 def test_ranks_get_the_contract_and_their_command(lab: EngineLab) -> None:
-    words = "$RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE $NODE_RANK $MLBENCH_RUN_ID $MLBENCH_BACKEND $MLBENCH_SEED"
+    words = "$RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE $NODE_RANK $MLBENCH_RUN_ID $MLBENCH_BACKEND $MLBENCH_SEED "
+    words += "$MLBENCH_DEVICE $MLBENCH_GOAL $MLBENCH_PARAMETERS $MLBENCH_DATA_DIR $PYTHONUNBUFFERED"
+    options: dict[str, Any] = {"seed": 7, "goal": "light", "parameters": {"batch_size": 3}, "data_dir": "/data"}
     script = f'echo {words} "$@"; echo $MASTER_ADDR:$MASTER_PORT $MLBENCH_HOSTS; echo $RANK > $MLBENCH_OUTPUT_DIR/file'
     run = lab.start(
-        (*shell(script), "sh", "{rank}", "{run_id}", "{backend}", "{other}"), workers=2, processes_per_worker=2, seed=7
+        (*shell(script), "sh", "{rank}", "{run_id}", "{backend}", "{other}"),
+        workers=2,
+        processes_per_worker=2,
+        **options,
     )
     end = lab.end(run)
     assert (end.ended, [worker.exit_code for worker in end.workers]) == ("exited", [0] * 4)
@@ -81,7 +87,8 @@ def test_ranks_get_the_contract_and_their_command(lab: EngineLab) -> None:
     logs = [lab.log(run, rank).decode().splitlines() for rank in range(4)]
     for rank in range(4):
         node = rank // 2
-        assert logs[rank][0] == (f"{rank}/4 {rank % 2}/2 {node} {run.name} gloo 7 {rank} {run.name} gloo {{other}}")
+        given = f'{rank}/4 {rank % 2}/2 {node} {run.name} gloo 7 cpu light {{"batch_size":3}} /data 1'
+        assert logs[rank][0] == f"{given} {rank} {run.name} gloo {{other}}"
         assert (run.folder / f"output/rank-{rank}/file").read_text() == f"{rank}\n"
     assert len({line for _, line in logs}) == 1  # all meet at the same place
     assert len(logs[0][1].split()[1].split(",")) == 2

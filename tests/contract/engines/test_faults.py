@@ -13,10 +13,8 @@ from mlbench_cli.model.run import Run
 from mlbench_cli.runs.finalize import finalize
 from tests import NIGHTLY
 from tests.contract.engines.labs import EngineLab, install_commands
+from tests.contract.engines.local.test_faults import SECOND_TRY, is_stopped, record_of
 from tests.contract.local_runs import shell, until
-
-SECOND_TRY = 'test -n "$MLBENCH_ATTEMPT" && exit 0; exec sleep 60'
-
 
 # Slurm's machines have the same agents: by day only where a client must learn from Slurm what has happened.
 BOTH = pytest.mark.parametrize("lab", ["hosts", "slurm"], indirect=True)
@@ -39,26 +37,6 @@ def conclude(lab: EngineLab, run: Run) -> dict[str, Any]:
     return document
 
 
-def read_record(run: Run) -> dict[str, Any]:
-    document: dict[str, Any] = json.loads((run.folder / "faults.json").read_bytes())
-    return document
-
-
-def is_stopped(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] == b"T"
-    except OSError:  # it ended since it was listed
-        return False
-
-
-def is_alive(pid: int) -> bool:
-    """Whether it is there, and not only because nobody has asked for its exit code."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
-    except OSError:
-        return False
-
-
 @BOTH
 def test_a_rank_killed_on_another_machine_starts_all_ranks_again(lab: EngineLab) -> None:
     words = f"echo $MLBENCH_ATTEMPT:$MASTER_PORT; {SECOND_TRY}"
@@ -69,7 +47,7 @@ def test_a_rank_killed_on_another_machine_starts_all_ranks_again(lab: EngineLab)
     result = conclude(lab, run)
     assert (result["faults"]["injected"], result["faults"]["attempts"]) == (1, 2)
     assert abs(sum(result["faults"]["seconds"].values()) - result["faults"]["wall_seconds"]) < 0.01
-    attempts = read_record(run)["attempts"]
+    attempts = record_of(run)["attempts"]
     assert [(attempt["rank"], attempt["why"]) for attempt in attempts] == [(2, "killed"), (None, None)]
     # The second attempt meets at one port, too. Rank 2 may have been killed before it printed that of the first.
     (met,) = {lab.log(run, rank).split()[-1] for rank in range(3)}
@@ -90,9 +68,9 @@ def test_without_a_policy_the_run_fails_by_the_rank_that_was_killed(lab: EngineL
     end = lab.end(run)
     assert (end.ended, end.first_failed) == ("failed", 1)
     conclude(lab, run)
-    (event,) = read_record(run)["events"]
+    (event,) = record_of(run)["events"]
     assert event["problem"] is None
-    assert read_record(run)["attempts"][0]["rank"] == 1
+    assert record_of(run)["attempts"][0]["rank"] == 1
 
 
 def test_a_run_that_never_gets_further_is_given_up(lab: EngineLab) -> None:
@@ -100,8 +78,8 @@ def test_a_run_that_never_gets_further_is_given_up(lab: EngineLab) -> None:
     end = lab.end(run)
     assert (end.ended, end.first_failed) == ("failed", 1)
     conclude(lab, run)
-    assert len(read_record(run)["attempts"]) == 3
-    assert "no new checkpoint" in read_record(run)["problem"]
+    assert len(record_of(run)["attempts"]) == 3
+    assert "no new checkpoint" in record_of(run)["problem"]
     assert not lab.processes(run)
 
 
@@ -111,7 +89,7 @@ def test_a_stopped_rank_on_another_machine_is_found_in_seconds(lab: EngineLab) -
     )
     assert lab.end(run).ended == "exited"
     conclude(lab, run)
-    record = read_record(run)
+    record = record_of(run)
     assert (record["attempts"][0]["why"], record["attempts"][0]["rank"]) == ("stopped", 1)
     assert 1 <= record["attempts"][0]["ended"] - record["events"][0]["at"] < 50  # the rank sleeps for 60
 
@@ -133,7 +111,7 @@ def test_what_lasts_ends_on_the_machine_where_it_began(lab: EngineLab) -> None:
     run = lab.start(shell("exec sleep 8"), workers=2, faults=script)
     assert lab.end(run).ended == "exited"
     conclude(lab, run)
-    slowed, stopped = read_record(run)["events"]
+    slowed, stopped = record_of(run)["events"]
     assert (slowed["problem"], stopped["problem"]) == (None, None)
     assert 0.4 <= slowed["stopped_share"] <= 0.9  # 0.7 on an idle machine; late turns move it
     assert 1 <= stopped["until"] - stopped["at"] < 30

@@ -46,7 +46,7 @@ def test_accounts_have_their_qos() -> None:
     assert parse_associations("a|normal,long\na|debug\nb|\n") == {"a": {"normal", "long", "debug"}, "b": set()}
 
 
-@pytest.mark.parametrize(("version", "words"), [("slurm 20.11.9", "needs 21.08"), ("", "no Slurm")])
+@pytest.mark.parametrize(("version", "words"), [("slurm-wlm 20.11.9", "needs 21.08"), ("", "no Slurm")])
 def test_an_old_slurm_or_none_is_refused(
     version: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,6 +10,7 @@ import pytest
 from mlbench_cli.errors import CapacityError, CredentialError, NotFoundError, UsageError
 from mlbench_cli.kube.access import Access
 from mlbench_cli.kube.api import ApiError, Expired, error_of, list_pods
+from mlbench_cli.kube.credentials import Token
 from tests.contract.kube.exec import execute
 from tests.fakes.kube_api import Fault, KubeApi
 
@@ -121,8 +122,6 @@ def test_a_webhook_that_does_not_answer_may_answer_later() -> None:
 
 
 def test_a_used_up_quota_is_want_of_capacity() -> None:
-    from mlbench_cli.kube.api import error_of
-
     words = '{"message": "pods \\"x\\" is forbidden: exceeded quota: q", "reason": "Forbidden"}'
     error = error_of(403, words, "POST /api/v1/namespaces/team/pods")
     assert isinstance(error, CapacityError)
@@ -130,8 +129,6 @@ def test_a_used_up_quota_is_want_of_capacity() -> None:
 
 
 def test_answers_that_are_no_json_are_quoted_in_part() -> None:
-    from mlbench_cli.kube.api import error_of
-
     error = error_of(502, "<html>" + "x" * 10_000, "GET x")
     assert "<html>" in error.message
     assert len(error.message) < 500
@@ -165,22 +162,7 @@ def test_a_token_that_expired_is_renewed_once_for_all() -> None:
         assert len(fetched) == 3
 
 
-def test_a_token_is_renewed_before_it_ends() -> None:
-    moments = iter([1.0, 3600.0])
-    tokens = iter(["short", "long"])
-    with KubeApi(tokens=lambda: {"short", "long"}) as server:
-        access = server.access_with(lambda: (next(tokens), time.time() + next(moments)))
-        api = access.client()
-        api.get(PODS)
-        time.sleep(0.8)
-        api.get(PODS)
-        assert access.token is not None
-        assert access.token() == "long"
-
-
 def test_secrets_are_not_shown() -> None:
-    from mlbench_cli.kube.credentials import Token
-
     access = Access("https://x", ca=b"PEM", token=Token(lambda: ("SECRET", None)), key=b"SECRET")
     assert "SECRET" not in repr(access)
     assert "PEM" not in repr(access)

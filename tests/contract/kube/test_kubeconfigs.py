@@ -159,17 +159,6 @@ def test_a_socks_proxy_is_refused_by_the_name_of_its_variable(server: KubeApi, m
         api.get(VERSION)
 
 
-def test_of_several_files_the_first_one_with_an_entry_counts(
-    server: KubeApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first = write(tmp_path / "first", server.url, {"token": "first"})
-    second = write(tmp_path / "second", "http://127.0.0.1:1", {"token": "second"})
-    monkeypatch.setenv("KUBECONFIG", f"{tmp_path / 'none'}{os.pathsep}{first}{os.pathsep}{second}")
-    with Access.from_kubeconfig().client() as api:
-        api.get(VERSION)
-    assert len(server.headers) == 1
-
-
 def test_base64_may_have_several_lines_and_nothing_else(server: KubeApi, tmp_path: Path) -> None:
     text = base64.encodebytes(CERTIFICATE).decode()
     data = {"certificate-authority-data": text}

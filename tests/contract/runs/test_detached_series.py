@@ -13,10 +13,9 @@ import pytest
 from mlbench_cli.agent.processes import stat_fields
 from mlbench_cli.app import run
 from mlbench_cli.engines.local.engine import LocalEngine
-from mlbench_cli.errors import UsageError
 from mlbench_cli.runs.queue import QueueFolder
 from mlbench_cli.storage.store import Store
-from tests.contract.local_runs import Lab, until
+from tests.contract.local_runs import until
 
 Captured = pytest.CaptureFixture[str]
 # Says when it began and ended, and waits for a file of its size.
@@ -162,18 +161,6 @@ def test_the_queue_is_not_shadowed_by_modules_of_the_current_folder(capsys: Capt
     for size in (1, 2, 3):
         Path(f"go-{size}").touch()
     assert run(["wait", "x"]) == 0
-
-
-def test_one_that_was_canceled_is_not_started_after_all(home: Path) -> None:
-    """The process that starts them may have looked just before."""
-    home.mkdir()
-    lab = Lab(home)
-    waiting = lab.record(["true"])
-    lab.engine.cancel(waiting)
-    with pytest.raises(UsageError, match="was canceled before it started"):
-        lab.engine.submit(waiting, lab.engine.render(waiting.spec))
-    assert lab.end(waiting).ended == "canceled"
-    lab.close()
 
 
 def test_the_end_of_the_queue_names_what_could_not_be_started(capsys: Captured, home: Path) -> None:

@@ -119,6 +119,32 @@ def test_what_was_written_before_the_end_is_told(
     assert words in caught.value.message
 
 
+@pytest.mark.parametrize("script", ["exec yes", "echo hello; sleep 60", "printf '0 0 0\\n'; sleep 60"])
+def test_a_host_that_answers_anything_else_is_unreachable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str
+) -> None:
+    (tmp_path / "ssh").write_text(f"#!/bin/sh\n{script}\n")
+    (tmp_path / "ssh").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    with pytest.raises(UnreachableError):
+        Channel(Target("m1")).call("hello", seconds=3.0)
+
+
+@pytest.mark.parametrize("is_old", [False, True])
+def test_a_persons_session_settings_do_not_reach_the_transport(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_old: bool
+) -> None:
+    refuse = 'case " $* " in *SessionType*) echo "Bad configuration option: sessiontype" >&2; exit 255 ;; esac\n'
+    (tmp_path / "ssh").write_text(f"#!/bin/sh\n{refuse if is_old else ''}")
+    (tmp_path / "ssh").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    words = Target("m1", "python3", "/etc/my config").command()
+    for option in ("RemoteCommand=none", "ClearAllForwardings=yes", "PermitLocalCommand=no"):
+        assert option in words
+    for option in ("SessionType=default", "StdinNull=no", "ForkAfterAuthentication=no"):  # since OpenSSH 8.7
+        assert (option in words) is not is_old
+
+
 def test_a_request_may_be_bounded_by_the_silence_before_its_answer() -> None:
     channel = Channel(Target(None, sys.executable))
     with pytest.raises(UnreachableError, match="no answer in time"):

@@ -1,6 +1,5 @@
 """What follows from what the machines of a run have written: phases, ends and findings, from built snapshots."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -179,33 +178,6 @@ def test_a_rank_of_a_node_that_has_written_nothing_has_the_name_that_is_known_be
 def test_output_that_could_not_be_packed_and_a_full_disk_are_findings() -> None:
     full = NodeReport(node_state(succeeded(1), ended=Ending.EXITED, disk_full=True), {**PACKED, "problem": "no space"})
     assert set(codes(look(DONE, full))) == {"disk_full", "output_incomplete"}
-
-
-class CountedList(list[Any]):
-    """A list that counts how often it is walked through."""
-
-    walks = 0
-
-    def __iter__(self) -> Iterator[Any]:
-        CountedList.walks += 1
-        return super().__iter__()
-
-
-def test_the_effort_of_an_observation_is_linear_in_the_ranks() -> None:
-    """Each node's ranks are walked through a few times, not once for each rank of the run."""
-    nodes, each = 300, 8
-    spec = replace(SPEC, workers=nodes, processes_per_worker=each)
-    reports = {
-        node: NodeReport(node_state(*(rank_facts(node * each + local) for local in range(each))), alive=True)
-        for node in range(nodes)
-    }
-    for report in reports.values():
-        assert report.state is not None
-        report.state["ranks"] = CountedList(report.state["ranks"])  # type: ignore[index]
-    CountedList.walks = 0
-    observation = observe(spec, (), Snapshot(0.0, reports), lambda rank: [])
-    assert len(observation.workers) == nodes * each
-    assert CountedList.walks <= 4 * nodes
 
 
 def test_why_a_rank_has_ended_or_does_nothing() -> None:

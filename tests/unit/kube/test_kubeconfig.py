@@ -115,14 +115,6 @@ def test_a_plugin_is_asked_when_it_must_be(tmp_path: Path) -> None:
     assert (tmp_path / "runs").read_text() == "run\nrun\n"
 
 
-def test_an_expired_token_is_fetched_again(tmp_path: Path) -> None:
-    path = write(tmp_path / "config", config(plugin(tmp_path, credential("secret", "2001-01-01T00:00:00Z"))))
-    access = Access.from_kubeconfig(path)
-    token_of(access)
-    token_of(access)
-    assert (tmp_path / "runs").read_text() == "run\nrun\n"
-
-
 @pytest.mark.parametrize(
     ("output", "code", "words"),
     [

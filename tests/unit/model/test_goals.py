@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from mlbench_cli.model.goals import Goal, GoalRule, is_finite_number
+from mlbench_cli.model.goals import Goal, GoalRule
 
 UP, DOWN = Goal("Prec@1", ">=", 80.0), Goal("loss", "<=", 0.5)
 
@@ -29,22 +29,6 @@ def test_a_goal_is_met_at_its_threshold(goal: Goal, value: float, meets: bool, d
 @pytest.mark.parametrize("value", [None, "90", True, math.nan, math.inf, [90], 2**63])
 def test_only_finite_numbers_meet_a_goal(value: Any) -> None:
     assert not UP.meets(value)
-
-
-@pytest.mark.parametrize(
-    ("value", "is_number"),
-    [
-        (0, True),
-        (-1.5, True),
-        (2**63 - 1, True),
-        (1 - 2**63, True),
-        (-(2**63), False),
-        (True, False),
-        (-math.inf, False),
-    ],
-)
-def test_numbers_of_json(value: Any, is_number: bool) -> None:
-    assert is_finite_number(value) is is_number
 
 
 RULE = GoalRule("Prec@1", ">=", "{threshold}% Top 1 Validation Accuracy")

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
 from mlbench_cli.errors import UsageError
 from mlbench_cli.model.network import (
@@ -12,8 +11,6 @@ from mlbench_cli.model.network import (
     find_deviations,
     parse_network,
 )
-from mlbench_cli.model.spec import RunSpec
-from tests.unit.model.test_spec import SPEC
 
 
 @pytest.mark.parametrize(
@@ -51,18 +48,6 @@ def test_a_network_has_one_canonical_text(text: str, shape: NetworkShape, canoni
 def test_what_is_no_network_is_refused_with_the_reason(text: str, reason: str) -> None:
     with pytest.raises(UsageError, match=reason):
         parse_network(text)
-
-
-def test_a_network_is_part_of_what_a_spec_is() -> None:
-    shaped = replace(SPEC, network="1gbit,5ms")
-    assert RunSpec.from_dict(shaped.to_dict()) == shaped
-    assert len({SPEC.hash, shaped.hash, replace(SPEC, network="1gbit,1ms").hash}) == 3
-    assert len({SPEC.content_hash, shaped.content_hash}) == 2
-
-
-def test_a_spec_with_a_wrong_network_is_refused() -> None:
-    with pytest.raises(UsageError, match="loss is not supported"):
-        replace(SPEC, network="1gbit,loss=1%")
 
 
 def link(**changes: Any) -> Mapping[str, Any]:

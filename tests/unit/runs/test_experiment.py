@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from mlbench_cli.errors import UsageError
-from mlbench_cli.model.run import LOCAL, Experiment, Member, Outcome, Run, RunState
+from mlbench_cli.model.run import LOCAL, Experiment, Outcome, Run
 from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.runs.experiment import (
     Candidate,
@@ -147,14 +147,6 @@ def test_a_size_that_would_leave_fewer_cores_is_refused_with_the_option_that_kee
     assert "--num-cpus" not in str(caught.value.hint)
 
 
-def test_a_further_point_must_agree_in_everything_but_its_axes(store: Recorder) -> None:
-    first = store.plan(None, ask(matrix={"backend": ("gloo",)}))
-    with pytest.raises(UsageError, match=r"timeout was"):
-        store.plan(first, ask(matrix={"backend": ("mpi",)}, timeout="90s"))
-    with pytest.raises(UsageError, match="the matrix"):
-        store.plan(first, ask(backend="mpi"))
-
-
 EFTOPK: dict[str, Any] = {"command": None, "task": "digits_resnet", "preset": "tiny", "method": "eftopk"}
 
 
@@ -187,17 +179,3 @@ def test_a_recorded_request_gives_the_same_runs_again() -> None:
     request = Request(name="demo", workers=(1,), command="true", matrix={"set.a": (1, "2")}, exclude=({"set.a": 2},))
     experiment = replace(EMPTY, request=request_document(request))
     assert request_of(experiment) == request
-
-
-# --- state -----------------------------------------------------------------------------------------------------------
-
-DONE, FAILED, CANCELLED = (
-    (RunState.FINISHED, outcome) for outcome in (Outcome.GOAL_MISSED, Outcome.FAILED, Outcome.CANCELED)
-)
-
-
-def test_a_member_is_what_its_run_computes() -> None:
-    spec = ask()[0].spec
-    assert replace(spec, name="other-1", price={"per_hour": 3}).content_hash == spec.content_hash
-    assert replace(spec, seed=43).content_hash != spec.content_hash
-    assert Member(0, "a", spec.content_hash).point == {}

@@ -10,7 +10,6 @@ from mlbench_cli.model.run import LOCAL, Cluster
 from mlbench_cli.results.analysis.series import name_settings
 from mlbench_cli.runs.experiment import Candidate
 from mlbench_cli.runs.experiment_file import (
-    describes_several,
     expand_file,
     find_file,
     list_shipped,
@@ -86,25 +85,6 @@ def test_what_is_recorded_of_a_file_says_the_same_again() -> None:
 def test_two_entries_that_are_the_same_run_are_refused() -> None:
     with pytest.raises(UsageError, match="demo-a-1 and demo-b-1 would be the same run"):
         candidates_of("workers: [1]\nnum-cpus: 1\nruns: [{name: a, command: 'true'}, {name: b, command: 'true'}]")
-
-
-@pytest.mark.parametrize(
-    ("text", "several"),
-    [
-        ("runs: [{command: 'true'}]", True),
-        ("command: 'true'", False),
-        ("- runs", False),
-        ("runs: [", False),
-    ],
-)
-def test_a_file_with_runs_describes_several(tmp_path: Path, text: str, several: bool) -> None:
-    path = tmp_path / "x.yaml"
-    path.write_text(text)
-    assert describes_several(str(path)) is several
-    path.write_bytes(b"runs: \xff")
-    assert not describes_several(str(path))
-    assert describes_several("llm-scaling")
-    assert not describes_several("llm-scalin")
 
 
 @pytest.mark.parametrize(

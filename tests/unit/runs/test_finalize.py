@@ -29,8 +29,3 @@ def test_a_loss_is_said_once_by_who_knows_why(tmp_path: Path, findings: tuple[Fi
     finished = finalize(run, engine, store)
     assert finished is not None
     assert [finding.code for finding in finished.findings] == codes
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path)

@@ -21,7 +21,6 @@ from mlbench_cli.runs.matrix import (
     parse_point,
     point_suffix,
     point_text,
-    value_text,
 )
 from mlbench_cli.runs.request import (
     OF_EXPERIMENT,
@@ -80,14 +79,6 @@ def test_a_matrix_without_points_or_with_too_many_is_refused() -> None:
         Matrix(exclude=({"a": 1},)).points()
     with pytest.raises(UsageError, match="1000000 points"):
         Matrix({key: tuple(range(100)) for key in "abc"}).points()
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(True, "true"), (False, "false"), (1, "1"), (1.0, "1.0"), ([1, True], "1,true"), ((), ""), ("x", "x")],
-)
-def test_a_value_is_written_as_a_flag_takes_it(value: object, text: str) -> None:
-    assert value_text(value) == text
 
 
 @pytest.mark.parametrize("entry", ["a", "=1", "a=1,a=2", "a=1,", "{", "{]"])

@@ -14,8 +14,7 @@ from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.results.archive.judge import find_division
 from mlbench_cli.runs.launch import Machine, resolve
 from mlbench_cli.runs.request import Request
-from mlbench_cli.tasks.catalog import OWN, find_rules, load_catalog, parse_task, read_entries
-from task_images.methods import FILES
+from mlbench_cli.tasks.catalog import find_rules
 
 TEXT = {"data": "python-topics"}
 BIG = Machine(cores=16, gpus=0)
@@ -98,19 +97,6 @@ def test_shards_on_gpus_are_refused_with_gloo() -> None:
     with pytest.raises(UsageError, match="gloo cannot do on GPUs") as error:
         spec(cluster=Cluster("far", "kind"), method="fsdp2", gpu=True, gpus_per_worker=1, backend="gloo")
     assert "--backend nccl" in (error.value.hint or "")
-
-
-def test_every_tasks_own_method_and_what_it_refuses_are_known() -> None:
-    for task in load_catalog().values():
-        if task.method is not None:
-            assert task.method.own in FILES
-            assert set(task.method.refuses) <= {*FILES, "wraps", "gates"}
-
-
-def test_a_damaged_rule_of_a_task_is_named() -> None:
-    entry = next(entry for entry in read_entries(OWN) if entry["name"] == "digits_resnet")
-    with pytest.raises(UsageError, match='"method" is not a mapping'):
-        parse_task({**entry, "method": "bsp"}, OWN)
 
 
 def test_a_network_of_a_formula_is_a_delay_of_the_method() -> None:

@@ -48,8 +48,6 @@ def test_gpus_of_this_machine_communicate_through_the_links() -> None:
         (KIND, {"network": "1gbit"}, "this machine only", "--cluster local"),
         (ATTACHED, {"network": "model:1gbit", "task": "digits_resnet", "command": None}, "this machine only", "local"),
         (SLURM, {"network": "1gbit", "image": None}, "this machine only", "--cluster local"),
-        (LOCAL, {"network": "1gbit", "backend": "mpi", "image": None}, "shared memory", "--backend gloo"),
-        (LOCAL, {"network": "1gbit,loss=1%", "image": None}, "loss is not supported", None),
     ],
 )
 def test_what_cannot_be_shaped_or_proved_is_refused(

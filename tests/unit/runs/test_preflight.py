@@ -46,7 +46,3 @@ def test_a_checkpoint_that_is_not_here_is_refused_before_anything_starts(tmp_pat
     assert resolve(asked, REMOTE)  # who knows what is in a volume?
     kept.touch()
     assert resolve(asked, LOCAL, MACHINE)
-
-
-def test_a_fitting_run_passes() -> None:
-    assert [spec.workers for spec in resolve(request("tiny", 1, 2, 4), LOCAL, MACHINE)] == [1, 2, 4]

@@ -108,11 +108,6 @@ def test_tasks_of_mlbench_3_are_as_specified() -> None:
     assert known == NAMES_OF_MLBENCH_3
 
 
-def test_the_catalog_is_in_the_order_of_numbers() -> None:
-    numbers = [task.number for task in load_catalog().values()]
-    assert numbers == sorted(numbers)
-
-
 def test_an_unknown_task() -> None:
     with pytest.raises(NotFoundError, match='Did you mean "digits_resnet"') as caught:
         load_task("digit_resnet")

@@ -58,13 +58,3 @@ def test_bad_lists_are_refused(entry: object, words: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse_data_files("t/task.yaml", entry)
     assert words in caught.value.message
-
-
-# --- reading the list -------------------------------------------------------------------------------------------------
-
-LEAST = {"wanted": [["a"]], "instead": "--set data=made"}
-
-
-@pytest.mark.parametrize("value", [False, None, "yes", 1])
-def test_only_true_lets_the_cache_be_searched(value: object) -> None:
-    assert parse_data_files("t/task.yaml", {**LEAST, "default_folder": value}).default_folder is False

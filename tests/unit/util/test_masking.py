@@ -20,6 +20,7 @@ GITHUB = "ghp_" + "a1" * 18
         (["x", GITHUB], ["x", "***"], "a word"),
         (["x", f"--header=Bearer:{GITHUB}"], ["x", "--header=Bearer:***"], "--header"),
         (["clone", "https://me:pass@host/x"], ["clone", "https://***@host/x"], "a word"),
+        (["db=postgresql://:pass@db:5432/x"], ["db=postgresql://***@db:5432/x"], "db"),
         (["sh", "-c", "x --secret abc"], ["sh", "-c", "x --secret '***'"], "--secret"),
         (["--command", "sh -c 'A_TOKEN=abc x'"], ["--command", "sh -c 'A_TOKEN=*** x'"], "A_TOKEN"),
     ],
@@ -78,41 +79,6 @@ def test_keys_of_well_known_services_are_masked_wherever_they_are(key: str) -> N
     assert find_secret(["x", key]) == "a word"
     assert find_secret(["x", f"--x={key}"]) == "--x"
     assert mask_words([f"x{key}"]) == (f"x{key}",)  # a part of a longer word
-
-
-@pytest.mark.parametrize(
-    "word",
-    [
-        "AKIA" + "A" * 15,
-        "akia" + "a" * 16,
-        "ghp_" + "a" * 19,
-        "ghx_" + "a" * 20,
-        "github_pat_" + "a" * 19,
-        "glpat-" + "a" * 19,
-        "hf_" + "a" * 19,
-        "sk-" + "a" * 19,
-        "xoxb-" + "1" * 9,
-        "xoxc-" + "1" * 10,
-        "AIza" + "a" * 29,
-        "eyJhbGciOiJ.eyJzdWIiOiJ.c2ln",
-        "https://user@host/x",
-        "https://host/a:b@c",
-    ],
-)
-def test_words_that_are_too_short_for_a_key_stay(word: str) -> None:
-    assert mask_words([word]) == (word,)
-
-
-@pytest.mark.parametrize(
-    ("address", "masked"),
-    [
-        ("https://me:pass@host/x", "https://***@host/x"),
-        ("postgresql://:pass@db:5432/x", "postgresql://***@db:5432/x"),
-        ("a=https://me:pass@host", "a=https://***@host"),
-    ],
-)
-def test_passwords_in_addresses_are_masked(address: str, masked: str) -> None:
-    assert mask_words([address]) == (masked,)
 
 
 @pytest.mark.parametrize(

@@ -138,7 +138,7 @@ class Autoscaler:
             self.put_node("new", "64", self.case.provider)
             for worker in range(run.spec.workers):
                 self.put_pod(run, worker, "new", **terminated_pod(0))
-                self.server.end_log(f"{run.name}-{worker}-x")
+                self.server.write(f"{run.name}-{worker}-x")
             complete = [{"type": "Complete", "status": "True"}]
             self.put_job(run, {**self.server.objects["jobs", run.name]["status"], "conditions": complete})
 

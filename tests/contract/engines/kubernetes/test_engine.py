@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from mlbench_cli.engines.base import FoundRun, UnreadableRun
-from mlbench_cli.engines.follow import read_log, watch
+from mlbench_cli.engines.follow import watch
 from mlbench_cli.engines.kubernetes.engine import KubernetesEngine, discover_runs
 from mlbench_cli.engines.kubernetes.manifests import (
     CREATED_ANNOTATION,
@@ -20,7 +20,7 @@ from mlbench_cli.engines.kubernetes.manifests import (
     TOKEN_ANNOTATION,
 )
 from mlbench_cli.engines.kubernetes.workers import INDEX_LABEL
-from mlbench_cli.errors import CleanupError, NotFoundError, UsageError
+from mlbench_cli.errors import CleanupError, UsageError
 from mlbench_cli.kube.api import Api, ApiError
 from mlbench_cli.model.run import Run
 from mlbench_cli.model.spec import KubernetesOptions, RunSpec
@@ -494,8 +494,3 @@ def test_a_delete_that_a_finalizer_holds_up_names_it(
     with pytest.raises(CleanupError, match=r"ConfigMap r-2 \(kept by corp.example/keep\)"):
         KubernetesEngine(server.access).delete(run, force=True)
     assert run.folder.exists()
-
-
-def test_a_rank_that_is_not_there(server: KubeApi, tmp_path: Path) -> None:
-    with pytest.raises(NotFoundError, match="only 0 to 1"):
-        list(read_log(KubernetesEngine(server.access), a_run(tmp_path), 2))

@@ -17,14 +17,9 @@ from mlbench_cli.model.run import Ending, Outcome, Run
 from mlbench_cli.model.spec import KubernetesOptions
 from mlbench_cli.runs import supervise
 from mlbench_cli.storage.store import Store
-from tests.contract.engines.kubernetes.test_engine import a_run, put_pod, submit, terminated_pod
+from tests.contract.engines.kubernetes.test_engine import RUNNING, a_run, put_pod, submit, terminated_pod
 from tests.fakes.kube_api import Fault, KubeApi
 from tests.fakes.kubelet import Kubelet
-
-RUNNING = {
-    "phase": "Running",
-    "containerStatuses": [{"name": "main", "state": {"running": {"startedAt": "2026-01-01T00:00:00Z"}}}],
-}
 
 
 @pytest.fixture
@@ -152,7 +147,7 @@ def test_a_server_that_starts_and_refuses_everybody_is_waited_for(server: KubeAp
     put_pod(server, 0, **terminated_pod(0))
     put_pod(server, 1, **terminated_pod(0))
     for worker in (0, 1):
-        server.end_log(f"r-2-{worker}-x")
+        server.write(f"r-2-{worker}-x")
     server.faults += [Fault("GET .*/jobs/r-2", times=3, status=503), Fault("GET .*/jobs/r-2", times=2, status=403)]
     seen = list(watch(KubernetesEngine(server.access), run))[-1]
     assert seen.ended is Ending.EXITED
@@ -173,7 +168,7 @@ def test_a_server_that_was_restarted_between_two_requests_may_refuse_at_first(
             elif is_refused and not server.faults[-1].times:
                 for worker in (0, 1):
                     put_pod(server, worker, **terminated_pod(0))
-                    server.end_log(f"r-2-{worker}-x")
+                    server.write(f"r-2-{worker}-x")
     assert seen.ended is Ending.EXITED
 
 
@@ -240,21 +235,3 @@ def test_a_node_that_does_not_answer_is_told_from_a_server_that_does_not(server:
         server.is_down = True
         with pytest.raises(ServerUnreachable):
             api.stream("/api/v1/namespaces/default/pods/p/log", read_seconds=5)
-
-
-@pytest.mark.slow
-def test_a_node_that_is_lost_is_named_and_the_rest_is_kept(server: KubeApi, tmp_path: Path) -> None:
-    (tmp_path / "home").mkdir()
-    store = Store(tmp_path / "home")
-    run = store.record_run(a_run(tmp_path, argv=("sh", "-c", "echo begun; exec sleep 600")).spec)
-    with Kubelet(server, tmp_path / "pods") as kubelet:
-        submit(server, run)
-        engine = KubernetesEngine(server.access)
-        assert next(read_log(engine, run, 1, follow=True)).text == b"begun\n"
-        kubelet.lose("r-2-1-x")
-        finished = supervise.follow(run, engine, store)
-    found = {finding.code: finding for finding in finished.findings}
-    assert "node-1" in found["node_lost"].summary
-    assert finished.exit_code(require_goal=False) == 7
-    assert (run.folder / "logs/rank-0.log").read_bytes() == b"begun\n"
-    store.close()

@@ -2,7 +2,6 @@
 
 import json
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,6 @@ from mlbench_cli.model.run import Run
 from mlbench_cli.model.spec import RunSpec, canonical_json
 from tests.contract.local_runs import SLEEP, Lab, processes_of, python, shell, until
 
-REPORT = python(
-    "import json, os, sys; open(os.environ['MLBENCH_OUTPUT_DIR'] + '/seen.json', 'w').write(json.dumps("
-    "{'env': dict(os.environ), 'argv': sys.argv, 'python': sys.executable, 'cwd': os.getcwd()}))"
-)
-
 
 def seen_by(run: Run, rank: int) -> dict[str, Any]:
     document: dict[str, Any] = json.loads((run.folder / f"output/rank-{rank}/seen.json").read_bytes())
@@ -26,69 +20,18 @@ def seen_by(run: Run, rank: int) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_ranks_get_the_contract_and_their_command(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RANK", "99")
-    monkeypatch.setenv("OF_THE_USER", "kept")
-    run = lab.start(
-        (*REPORT, "{rank}/{run_id}", "{hosts}", "{backend}", "{other}", "a b"),
-        workers=2,
-        processes_per_worker=2,
-        parameters={"batch_size": 3},
-        seed=7,
-        data_dir="/data",
-        goal="light",
-    )
-    assert lab.end(run).ended == "exited"
-    ports = set()
-    for rank in range(4):
-        seen = seen_by(run, rank)
-        env = seen["env"]
-        expected = {
-            "RANK": str(rank),
-            "WORLD_SIZE": "4",
-            "LOCAL_RANK": str(rank % 2),
-            "LOCAL_WORLD_SIZE": "2",
-            "NODE_RANK": str(rank // 2),
-            "MASTER_ADDR": "127.0.0.1",
-            "MLBENCH_RUN_ID": run.name,
-            "MLBENCH_BACKEND": "gloo",
-            "MLBENCH_HOSTS": "localhost,localhost",
-            "MLBENCH_DEVICE": "cpu",
-            "MLBENCH_GOAL": "light",
-            "MLBENCH_OUTPUT_DIR": str(run.folder / f"output/rank-{rank}"),
-            "MLBENCH_DATA_DIR": "/data",
-            "MLBENCH_SEED": "7",
-            "MLBENCH_PARAMETERS": '{"batch_size":3}',
-            "OF_THE_USER": "kept",
-            "GLOO_SOCKET_IFNAME": "lo",
-            "PYTHONUNBUFFERED": "1",
-        }
-        assert {key: env.get(key) for key in expected} == expected
-        assert seen["argv"][1:] == [f"{rank}/{run.name}", "localhost,localhost", "gloo", "{other}", "a b"]
-        assert Path(seen["python"]).samefile(sys.executable)
-        assert seen["cwd"] == os.getcwd()
-        ports.add(int(env["MASTER_PORT"]))
-    (port,) = ports
-    assert 1024 < port < 32768
-
-
-@pytest.mark.slow
 def test_threads_follow_cpus_and_the_user(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     def threads(**options: Any) -> str:
-        run = lab.start(REPORT, **options)
-        lab.end(run)
-        return str(seen_by(run, 0)["env"]["OMP_NUM_THREADS"])
+        run = lab.start(shell("echo $OMP_NUM_THREADS $GLOO_SOCKET_IFNAME"), **options)
+        return lab.log(run).decode().strip()
 
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    assert threads(workers=2) == str(max(1, len(os.sched_getaffinity(0)) // 2))
-    assert threads(workers=1, cpus=3.0) == "3"
+    assert threads(workers=2) == f"{max(1, len(os.sched_getaffinity(0)) // 2)} lo"
+    assert threads(workers=1, cpus=3.0) == "3 lo"
     monkeypatch.setenv("OMP_NUM_THREADS", "5")
-    assert threads(workers=1) == "5"
-    assert threads(workers=1, cpus=3.0) == "3"  # what the record says wins
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
-    run = lab.start(REPORT)
-    lab.end(run)
-    assert seen_by(run, 0)["env"]["GLOO_SOCKET_IFNAME"] == "eth7"
+    assert threads(workers=1) == "5 eth7"
+    assert threads(workers=1, cpus=3.0) == "3 eth7"  # what the record says wins
 
 
 def test_render_is_pure_and_says_what_will_run(tmp_path: Path) -> None:
@@ -98,14 +41,6 @@ def test_render_is_pure_and_says_what_will_run(tmp_path: Path) -> None:
     assert plan["environment"]["MASTER_PORT"] == "chosen at start"
     assert [rank["argv"] for rank in plan["ranks"]] == [["prog", "{rank}"]] * 2  # known when they start
     assert not list(tmp_path.iterdir())
-
-
-def test_run_json_is_written_at_submission(lab: Lab) -> None:
-    run = lab.start(SLEEP)
-    document = json.loads((run.folder / "run.json").read_bytes())
-    assert document["schema_version"] == 1
-    assert (document["id"], document["name"], document["spec_hash"]) == (run.id, run.name, run.spec.hash)
-    assert RunSpec.from_dict(document["spec"]) == run.spec
 
 
 def test_secrets_do_not_leave_the_environment(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:

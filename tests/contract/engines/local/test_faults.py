@@ -8,7 +8,6 @@ import signal
 import subprocess
 import time
 import uuid
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -60,22 +59,6 @@ def test_a_slowed_rank_has_its_share_of_the_time_and_is_not_taken_for_stopped(la
     (event,) = record_of(run)["events"]
     assert event["until"] - event["at"] >= 3.9
     assert 0.6 <= event["stopped_share"] <= 0.98  # 0.9 on an idle machine; late turns bring it nearer to a half
-
-
-def test_faults_are_those_of_the_seed(lab: Lab) -> None:
-    script = "every ~0.4s kill any rank"
-    runs = [
-        lab.start(shell("sleep 60"), workers=3, name=f"seed-{number}", seed=seed, faults=script, on_failure="restart")
-        for number, seed in enumerate((1, 1))
-    ]
-    plans = []
-    for run in runs:
-        assert lab.end(run).ended == "failed"  # three attempts without a checkpoint
-        plans.append([event["planned"] for event in record_of(run)["events"]])
-    for one, other in pairwise(plans):
-        both = min(len(one), len(other))
-        assert both >= 2
-        assert one[:both] == other[:both]
 
 
 def test_what_left_the_group_of_its_rank_is_stopped_with_it(lab: Lab) -> None:

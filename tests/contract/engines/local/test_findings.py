@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mlbench_cli.agent.machine import free_port, gpus_of_worker, memory_kills, risen, visible_gpus
+from mlbench_cli.agent.machine import free_port, gpus_of_worker
 from mlbench_cli.engines.diagnosis import diagnose, read_last_lines
 from tests.contract.local_runs import Lab, python
 
@@ -106,34 +106,10 @@ def test_evidence_is_the_last_readable_lines(tmp_path: Path) -> None:
     assert lines[-1] == "z" * 300
 
 
-def test_counts_of_memory_kills() -> None:
-    assert all(count >= 0 for count in memory_kills().values())
-    assert risen({"cgroup": 1, "machine": 1}, {"cgroup": 2, "machine": 2}) == "cgroup"
-    assert risen({"machine": 1}, {"machine": 2}) == "machine"
-    assert risen({"cgroup": 1, "machine": 1}, {"cgroup": 1, "machine": 1}) is None
-    assert risen({}, {}) is None
-
-
 def test_workers_share_gpus_only_where_there_are_too_few() -> None:
     assert [gpus_of_worker(worker, 2, ["0", "1", "2", "3"]) for worker in (0, 1)] == [["0", "1"], ["2", "3"]]
     assert [gpus_of_worker(worker, 1, ["5"]) for worker in (0, 1)] == [["5"], ["5"]]
     assert gpus_of_worker(0, 2, ["5"]) == ["5"]
-    assert visible_gpus({"CUDA_VISIBLE_DEVICES": ""}) == []
-
-
-def test_gpus_of_both_makers_are_found_as_their_drivers_show_them(tmp_path: Path) -> None:
-    dev, nodes = tmp_path / "dev", tmp_path / "sys/class/kfd/kfd/topology/nodes"
-    dev.mkdir()
-    assert visible_gpus({}, str(tmp_path)) == []
-    (dev / "kfd").touch()
-    # Two CPUs and three MI300X, as the kernel numbers them.
-    for number, gpu in enumerate((0, 0, 28851, 51499, 57683)):
-        (nodes / str(number)).mkdir(parents=True)
-        (nodes / str(number) / "gpu_id").write_text(f"{gpu}\n")
-    assert visible_gpus({}, str(tmp_path)) == ["0", "1", "2"]
-    for name in ("nvidia1", "nvidia0", "nvidiactl"):
-        (dev / name).touch()
-    assert visible_gpus({}, str(tmp_path)) == ["0", "1"]
 
 
 def test_ports_are_free_and_not_those_of_outgoing_connections() -> None:

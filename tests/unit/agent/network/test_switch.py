@@ -30,12 +30,6 @@ def times(links: Scheduler) -> list[float]:
     return [due for due, _ in arrivals(links)]
 
 
-def test_a_packet_takes_its_length_at_the_rate_and_the_delay() -> None:
-    links = scheduler()
-    send(links, 1.0, 0, 1, 10_000)
-    assert times(links) == pytest.approx([1.0 + 10_000 * BYTE + DELAY])
-
-
 def test_packets_of_one_link_wait_for_each_other() -> None:
     links = scheduler()
     for _ in range(50):

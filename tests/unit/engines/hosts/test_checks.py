@@ -94,13 +94,3 @@ def test_machines_that_all_bear_the_same_name_are_several(boot: str, is_one: boo
         for name, own in (("a", "x"), ("b", boot))
     ]
     assert any("are one machine" in warning for warning in check_hosts(found, "/d")) is is_one
-
-
-# --- bounds ----------------------------------------------------------------------------------------------------------
-
-GIB = 1 << 30
-
-
-def host(name: str = "m1", clock: float = 0.0, free: int = 9 * GIB, **changes: object) -> HostFacts:
-    facts = {**HOST.facts, "free_bytes": free}
-    return replace(HOST, name=name, clock_seconds=clock, facts=facts, **changes)  # type: ignore[arg-type]

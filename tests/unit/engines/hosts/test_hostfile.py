@@ -56,6 +56,7 @@ def test_rubbish_in_a_host_file_is_refused_with_its_line(text: str) -> None:
 def test_an_environment_file_gives_variables_and_leaves_the_engines_own() -> None:
     text = '[env]\n# comment\nexport\tNCCL_DEBUG=INFO\nA=\'$b c\' # $d\nB="e\\"\\$f"\nRANK=3\nMLBENCH_SEED=1\n'
     assert parse_environment(text) == {"NCCL_DEBUG": "INFO", "A": "$b c", "B": 'e"$f'}
+    assert parse_environment("export N=4  # per rank\nA='x # y' # z\nB=a#b\n") == {"N": "4", "A": "x # y", "B": "a#b"}
 
 
 @pytest.mark.parametrize(

@@ -127,23 +127,6 @@ def head_of(spec: RunSpec) -> Object:
     return manifests(spec, "default")[4]
 
 
-def test_the_head_is_a_small_pod_with_the_workers_image_that_has_no_rights() -> None:
-    head = head_of(FULL)
-    assert head["metadata"]["name"] == "demo-2-head"
-    pod = head["spec"]["template"]["spec"]
-    (container,) = pod["containers"]
-    assert container["image"] == "example.com/image:1"
-    assert container["resources"] == {
-        "requests": {"cpu": "20m", "memory": "64Mi", "ephemeral-storage": "10Gi"},
-        "limits": {"cpu": "2", "memory": "512Mi", "ephemeral-storage": "10Gi"},
-    }
-    assert pod["securityContext"] == pod_of(FULL)["securityContext"]
-    assert container["securityContext"] == pod_of(a_spec())["containers"][0]["securityContext"]
-    assert pod["automountServiceAccountToken"] is False
-    assert not {"hostNetwork", "nodeSelector"} & set(pod)
-    assert {item["effect"] for item in pod["tolerations"] if "effect" in item} == {"NoSchedule", "NoExecute"}
-
-
 def test_the_heads_time_is_limited_by_the_cluster() -> None:
     spec = a_spec(timeout=600.0, kubernetes=KubernetesOptions(keep_seconds=1000))
     job, head = manifests(spec, "default")[0]["spec"], head_of(spec)["spec"]
@@ -185,57 +168,12 @@ def test_workers_keep_off_nodes_that_they_would_share() -> None:
     assert terms(spread=False, share_nodes=True) == []
 
 
-def test_what_kubernetes_would_replace_stays_as_it_was_written() -> None:
-    (container,) = pod_of(a_spec(parameters={"x": "$(HOME)"}))["containers"]
-    assert container["args"][-1] == "$$HOME and $$(date)"
-    environment = {item["name"]: item.get("value") for item in container["env"]}
-    assert environment["MLBENCH_PARAMETERS"] == '{"x":"$$(HOME)"}'
-
-
-def test_the_contract_is_not_overridden_and_nothing_is_said_twice() -> None:
-    (container,) = pod_of(FULL)["containers"]
-    names = [item["name"] for item in container["env"]]
-    environment = {item["name"]: item.get("value") for item in container["env"]}
-    assert len(names) == len(set(names))
-    assert environment["MLBENCH_RUN_ID"] == "demo-2"
-    assert environment["MASTER_ADDR"] == "demo-2-0.demo-2"
-    assert environment["WORLD_SIZE"] == "6"
-    assert environment["OMP_NUM_THREADS"] == "2"
-
-
 def test_a_pod_does_not_grow_with_the_number_of_workers() -> None:
     """With the names of all, 4 096 pods took 428 MB of the cluster's own store."""
     sizes = [
         len(json.dumps(manifests(a_spec(workers=workers), "default")[0]["spec"]["template"])) for workers in (8, 4096)
     ]
     assert sizes[1] - sizes[0] < 100
-
-
-@pytest.mark.parametrize(("length", "fits"), [(8, True), (40, False)])
-def test_the_names_of_all_workers_must_fit_into_one_variable_of_the_command(length: int, fits: bool) -> None:
-    """Linux takes at most 128 KiB for one."""
-    spec = a_spec(name="n" * length, workers=4096)
-    names = ",".join(f"{spec.name}-{index}.{spec.name}" for index in range(spec.workers))
-    assert (len(f"MLBENCH_HOSTS={names}") < 128 << 10) is fits
-    if fits:
-        manifests(spec, "default")
-        return
-    with pytest.raises(UsageError, match="4096 workers do not fit") as caught:
-        manifests(spec, "default")
-    assert "shorter run name" in (caught.value.hint or "")
-
-
-def test_gpus_only_when_asked() -> None:
-    plain = pod_of(a_spec())
-    assert not any("gpu" in json.dumps(plain[part]) for part in ("containers", "tolerations"))
-    pod = pod_of(a_spec(device="gpu", gpus_per_worker=2))
-    assert pod["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "2"
-    assert {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"} in pod["tolerations"]
-
-
-def test_no_limit_on_the_cpu() -> None:
-    resources = pod_of(a_spec(cpus=1.5))["containers"][0]["resources"]
-    assert resources == {"requests": {"cpu": "1.5", "memory": "512Mi"}, "limits": {}}
 
 
 def test_the_job_says_which_run_it_is() -> None:

@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 
 from mlbench_cli.engines.kubernetes.diagnosis.diagnose import diagnose
-from mlbench_cli.engines.kubernetes.diagnosis.facts import Facts
 from mlbench_cli.model.run import Finding
 from tests.unit.engines.kubernetes.test_diagnose import (
     NOW,
@@ -86,6 +85,11 @@ SPREAD: dict[str, Any] = {
             "none of 2 nodes has everything that each requests",
         ),
         (
+            [a_node(cpu="2", memory="1Gi"), a_node("n1", cpu="1", memory="2Gi"), a_node("n2", cpu="2", memory="2Gi")],
+            {"resources": {"requests": {"cpu": "2", "memory": "2Gi"}}},
+            "0/3 nodes are available",
+        ),
+        (
             [a_node(cpu="2")],
             {"affinity": SPREAD},
             "2 workers need one node each, and 1 can take one (--set run.spread=no lets",
@@ -135,26 +139,3 @@ def test_taints_and_tolerations_as_kubernetes_defines_them(
     node["spec"] = {"taints": [taint]}
     found = unscheduled(node, tolerations=[toleration] if toleration else [])
     assert found.permanent is not is_tolerated
-
-
-# --- facts -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("labels", "is_spot"),
-    [
-        ({"cloud.google.com/gke-spot": "true"}, True),
-        ({"cloud.google.com/gke-preemptible": "true"}, True),
-        ({"cloud.google.com/gke-spot": "false"}, False),
-        ({"eks.amazonaws.com/capacityType": "SPOT"}, True),
-        ({"eks.amazonaws.com/capacityType": "ON_DEMAND"}, False),
-        ({"kubernetes.azure.com/scalesetpriority": "spot"}, True),
-        ({"karpenter.sh/capacity-type": "spot"}, True),
-        ({"karpenter.sh/capacity-type": "on-demand"}, False),
-        ({}, False),
-    ],
-)
-def test_spot_machines_are_known_by_the_labels_of_their_cloud(labels: dict[str, str], is_spot: bool) -> None:
-    facts = Facts({}, {}, (), [a_node(labels=labels)], NOW)
-    assert facts.is_spot(a_pod()) is is_spot
-    assert not facts.is_spot(a_pod(node="n9"))

@@ -1,49 +1,14 @@
 """Parts that engines of machines share: answers of several hosts, runs of others, and plans of agents."""
 
-from typing import Any
-
 import pytest
 from msgspec.structs import replace
 
-from mlbench_cli.engines.machines.engine import run_in_parallel
 from mlbench_cli.engines.placement import NodeShare, share_nodes
 from mlbench_cli.engines.plan import make_plan
-from mlbench_cli.errors import MlbenchError, UsageError
 from mlbench_cli.model.cluster_details import MachineDetails
 from mlbench_cli.model.spec import RunSpec
 
 SPEC = RunSpec("x-3", "c", "hosts", "custom", "custom", ("true",), "gloo", 3)
-
-# --- several machines at once ----------------------------------------------------------------------------------------
-
-
-def work(item: int) -> int:
-    if item < 0:
-        raise UsageError(f"no {item}")
-    return 10 * item
-
-
-def messages(answers: list[Any]) -> list[Any]:
-    return [answer.message if isinstance(answer, MlbenchError) else answer for answer in answers]
-
-
-@pytest.mark.parametrize("items", [[], [1], [-1], [1, -2, 3], [-1, -2]])
-def test_answers_are_in_the_order_of_the_machines(items: list[int]) -> None:
-    assert messages(run_in_parallel(work, items)) == [f"no {item}" if item < 0 else 10 * item for item in items]
-
-
-# --- one snapshot of all ---------------------------------------------------------------------------------------------
-
-
-def answer(exists: bool = True, cancel: bool = False, **nodes: Any) -> dict[str, Any]:
-    return {
-        "exists": exists,
-        "cancel": cancel,
-        "nodes": {number.strip("n"): report for number, report in nodes.items()},
-    }
-
-
-# --- plans -----------------------------------------------------------------------------------------------------------
 
 DETAILS = MachineDetails(folder="/f", python="/opt/python", interface="ib0", env={"A": "details", "B": "details"})
 

@@ -100,15 +100,25 @@ def test_a_refusal_becomes_an_error_with_the_next_command(text: str, kind: type[
     assert error.hint
 
 
-def test_versions_are_compared_by_year_and_month() -> None:
-    assert controller.parse_version("slurm-wlm 22.05.8") == (22, 5)
-    assert controller.parse_version("slurm 20.11.9") == (20, 11)
-    assert controller.parse_version("") is None
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("519605\n", "519605"),
+        ("--> Verifying valid submit host ...OK\n519605;cluster1\n", "519605"),
+        ("12\nYour job will be charged 3 hours\n", "12"),
+        ("Submitted batch job 12 on cluster b\n", "12"),  # of a wrapper that drops --parsable
+        ("2 checks passed\n", None),
+        ("", None),
+    ],
+)
+def test_the_number_of_a_job_is_found_among_the_lines_of_a_site(text: str, number: str | None) -> None:
+    assert controller.find_number(text) == number
 
 
-def test_configuration_keeps_values_with_blanks() -> None:
-    text = "Configuration data as of 2026\nKillWait                = 5 sec\nMinJobAge               = 300 sec\n"
-    assert controller.parse_config(text)["KillWait"] == "5 sec"
+def test_odd_lines_of_slurm_are_skipped() -> None:
+    lines = "7| |1|2|n1|None\n\u00b2|RUNNING|1|2|n1|None\n8|RUNNING|1|N/A|n1|None\n"
+    assert controller.parse_jobs(lines).keys() == {"8"}
+    assert controller.parse_partitions("all|infinite|\u00b2|(null)|all*\n") == {}
 
 
 # --- states ----------------------------------------------------------------------------------------------------------

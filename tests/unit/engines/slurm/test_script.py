@@ -11,7 +11,6 @@ from mlbench_cli.engines.machines.details import PartitionRecord, SlurmDetails
 from mlbench_cli.engines.slurm.script import (
     check_request,
     format_time,
-    job_comment,
     make_slurm_plan,
     render_script,
     wall_seconds,
@@ -25,10 +24,6 @@ SPEC = RunSpec(
     name="demo-2", cluster="c", engine="slurm", task="custom", preset="custom", argv=("true",), backend="gloo",
     workers=2, timeout=600.0,
 )  # fmt: skip
-
-
-def test_the_same_spec_gives_the_same_bytes() -> None:
-    assert render_script(SPEC, DETAILS, "/code") == render_script(SPEC, DETAILS, "/code")
 
 
 def test_a_script_asks_for_what_the_run_wants() -> None:
@@ -88,18 +83,6 @@ def test_the_environment_of_the_user_is_in_the_plan_and_the_contract_on_top() ->
     assert environment["WORLD_SIZE"] == "2"
 
 
-def test_a_job_is_found_again_by_run_and_spec() -> None:
-    assert job_comment(SPEC, "abc") == f"mlbench:abc:{SPEC.hash}"
-
-
-def options(spec: RunSpec, details: SlurmDetails = DETAILS) -> list[str]:
-    lines = render_script(spec, details, "/code").splitlines()
-    return [line.removeprefix("#SBATCH ") for line in lines if line.startswith("#SBATCH")]
-
-
-PLAIN = replace(DETAILS, folder="/s")
-
-
 @pytest.mark.parametrize(
     ("image", "shown"),
     [
@@ -110,7 +93,7 @@ PLAIN = replace(DETAILS, folder="/s")
     ],
 )
 def test_ranks_start_in_a_container_of_apptainer(image: str, shown: str) -> None:
-    plan = make_slurm_plan(replace(SPEC, image=image), replace(PLAIN, container="apptainer"))
+    plan = make_slurm_plan(replace(SPEC, image=image), replace(DETAILS, container="apptainer", folder="/s"))
     assert plan["launcher"] == ["apptainer", "exec", "--bind", "/s", shown]
 
 
@@ -122,7 +105,7 @@ def test_a_container_gets_the_libraries_of_the_gpus_of_its_node(tmp_path: Path, 
     if maker:
         (tmp_path / maker).touch()
     spec = replace(SPEC, image="me/image:1", gpus_per_worker=1)
-    plan = make_slurm_plan(spec, replace(PLAIN, container=str(program)))
+    plan = make_slurm_plan(spec, replace(DETAILS, container=str(program), folder="/s"))
     shell, option, text, *words = plan["launcher"]
     words = [shell, option, text.replace("/dev/", f"{tmp_path}/"), *words]
     done = subprocess.run([*words, "python", "a b"], capture_output=True, text=True, check=True)
