@@ -25,6 +25,7 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from mlbench_cli.agent.processes import is_alive, is_lock_held, process_note, signal_process, try_lock
+from mlbench_cli.engines.local.engine import is_starting
 from mlbench_cli.errors import DeadlineError, Interrupted, MlbenchError, Terminated, UsageError
 from mlbench_cli.model.run import Experiment, Finding, Observation, RunRow, RunState
 from mlbench_cli.storage.store import Store
@@ -137,7 +138,8 @@ def queued_observation(row: RunRow) -> Observation:
     """The observation of a queued run: it waits, or its queue has ended."""
     assert row.queue is not None
     folder = QueueFolder.of(row.run.folder.parents[1], row.queue.id)
-    is_waiting = folder.is_held() is not False
+    # A queue that was killed may have started an agent, whose ranks run before it has written that.
+    is_waiting = folder.is_held() is not False or is_starting(row.run)
     reason = "waiting for the runs before it" if is_waiting else None
     ended = Finding(
         QUEUE_ENDED,

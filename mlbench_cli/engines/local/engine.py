@@ -250,7 +250,7 @@ class LocalEngine:
             return kept
         snapshot = self.head(run).read()
         if snapshot.nodes[0].state is None:
-            if _is_starting(run):
+            if is_starting(run):
                 return Observation.of_waiting(time.time(), run.spec, "waiting for the runs before it")
             snapshot = self.head(run).read()  # it may have begun, and even ended, since it was read
         report = snapshot.nodes[0]
@@ -499,9 +499,9 @@ def has_begun(run: Run) -> bool:
     return (run.folder / OBSERVATION).exists() or read_state(run) is not None
 
 
-def _is_starting(run: Run) -> bool:
+def is_starting(run: Run) -> bool:
     """Whether a client, which may wait for this machine, or the agent that it has started is about to write the first
-    state of a run that has none."""
+    state of a run that has none. False for runs of other engines."""
     return is_lock_held(run.folder / LOCK, read_object(run.folder / LOCK)) is not False
 
 

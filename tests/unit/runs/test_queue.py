@@ -9,6 +9,7 @@ from typing import NoReturn
 
 import pytest
 
+from mlbench_cli.engines.local.engine import LOCK, LocalEngine
 from mlbench_cli.errors import NeverStartedError, NotFoundError, UnreachableError, UsageError
 from mlbench_cli.model.run import Cluster, Ending, Experiment, Member, Observation, Run, RunState, WorkerState
 from mlbench_cli.model.spec import RunSpec
@@ -31,10 +32,12 @@ def store(tmp_path: Path) -> Store:
     return store
 
 
-def experiment_of(store: Store, count: int, parallel: int = 1) -> tuple[Experiment, list[Run]]:
+def experiment_of(
+    store: Store, count: int, parallel: int = 1, engine: str = "kubernetes"
+) -> tuple[Experiment, list[Run]]:
     runs = []
     for number in range(1, count + 1):
-        spec = RunSpec(f"x-{number}", "c", "kubernetes", "custom", "custom", ("true",), "gloo", 1, seed=number)
+        spec = RunSpec(f"x-{number}", "c", engine, "custom", "custom", ("true",), "gloo", 1, seed=number)
         runs.append(Run(f"run{number}", spec, store.folder / "runs" / f"run{number}", CREATED))
     members = tuple(Member(index, run.id, run.spec.content_hash) for index, run in enumerate(runs))
     experiment = Experiment("e", "x", CREATED, {}, members, parallel=parallel)
@@ -68,6 +71,18 @@ def test_a_run_that_waits_is_not_asked_of_its_cluster(store: Store) -> None:
         supervise.follow(run, engine, store)
     assert "mlbench run x" in str(caught.value.hint)
     assert engine.calls == []
+
+
+def test_a_run_whose_agent_is_about_to_tell_of_it_is_not_lost_with_its_queue(store: Store) -> None:
+    """The queue was killed between the start of the agent, which has the lock, and the agent's first state."""
+    _, (run,) = experiment_of(store, 1, engine="local")
+    (run.folder / ".state").mkdir()
+    with open(run.folder / LOCK, "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        (status,) = read_states(store.runs(), lambda _: LocalEngine())
+        assert (status.state, status.problem) == ("queued", None)
+    (status,) = read_states(store.runs(), lambda _: LocalEngine())
+    assert "has not been started" in str(status.problem)
 
 
 def test_only_one_process_is_the_queue(store: Store) -> None:
