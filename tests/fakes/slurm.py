@@ -6,7 +6,7 @@ job starts at once; scancel sends TERM to all processes that have the job's SLUR
 `nodes.json` beside slurm.conf lists kinds of nodes: {"names": HOSTLIST, "count": N, "state": as sinfo's %T says it,
 "partition": NAME}. An srun outside of a job takes any of them that are not excluded, powered-down ones first, since
 Slurm may do so; `woken` then has a line for each kind that it had to start. "gres" is as sinfo's %G says it; a kind
-with "wants": OPTION refuses jobs without that option, as plug-ins of sites do.
+with "wants": OPTION refuses jobs without that option, as plug-ins of sites do. "hidden": its partition is.
 """
 
 import fcntl
@@ -163,6 +163,8 @@ def sinfo(words: list[str]) -> int:
         return 0
     partition = words[words.index("-p") + 1] if "-p" in words else None
     for node in read_nodes(partition):
+        if node.get("hidden") and "-a" not in words:
+            continue
         fields = {
             "R": node["partition"], "P": node["partition"] + "*" * (node["partition"] == "debug"), "l": "infinite",
             "D": node["count"], "G": node.get("gres", "(null)"), "T": node["state"], "N": node["names"], "f": "(null)",

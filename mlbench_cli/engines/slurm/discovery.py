@@ -98,7 +98,7 @@ def discover_cluster(channel: Channel, folder: str) -> SlurmFacts:
     if ping.code != 0:
         raise UnreachableError(f"Slurm's controller is not responding: {ping.out.strip()}", hint="scontrol ping")
     config = controller.parse_config(controller.ask(channel, ["scontrol", "show", "config"]).out)
-    sinfo = controller.ask(channel, ["sinfo", "-h", "-o", "%R|%l|%D|%G|%P"])
+    sinfo = controller.ask(channel, ["sinfo", "-a", "-h", "-o", "%R|%l|%D|%G|%P"])
     return SlurmFacts(
         version=version.out.split()[-1],
         partitions=controller.parse_partitions(sinfo.out),
@@ -319,7 +319,7 @@ def check_probes(probes: Sequence[NodeProbe], details: SlurmDetails) -> None:
 def count_nodes(channel: Channel, details: SlurmDetails, default: str | None = None) -> NodeCount:
     """The nodes of the partition (`default` if none is chosen) that can run a job now, and the others, by exact state:
     `sinfo -t idle` also counts nodes that are drained, reserved, planned or powered down."""
-    argv = ["sinfo", "-h", "-o", "%D|%T|%N|%f"]
+    argv = ["sinfo", "-a", "-h", "-o", "%D|%T|%N|%f"]
     partition = details.partition or default
     argv += ["-p", partition] if partition else []
     return parse_nodes(controller.ask(channel, argv).out, details.constraint)

@@ -137,6 +137,15 @@ def test_a_site_that_wants_an_account_or_a_gpu_is_asked_with_one_or_understood(s
     assert "add --no-probe" in attach(wants="gres", code=5)
 
 
+def test_a_partition_that_slurm_hides_can_be_chosen(shell: Shell, tmp_path: Path) -> None:
+    """Those with Hidden=YES, and those of other groups, are listed only by sinfo -a."""
+    kinds = ({"names": "n1", "partition": "debug"}, {"names": "g1", "partition": "project", "hidden": True})
+    nodes = [{"count": 1, "state": "idle", **kind} for kind in kinds]
+    Path(shell.environment["SLURM_CONF"]).with_name("nodes.json").write_text(json.dumps(nodes))
+    where = ("--shared", str(tmp_path / "far"), "--python", shell.python)
+    assert "partition project with 1 node" in shell("attach-slurm", "s", *where, "--partition", "project")
+
+
 def test_slurm_is_found_where_only_login_shells_have_it(shell: Shell, tmp_path: Path) -> None:
     commands = Path(shell.environment["SLURM_CONF"]).parents[1] / "bin"
     (tmp_path / "tools").mkdir()
