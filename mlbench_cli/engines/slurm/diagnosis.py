@@ -40,7 +40,7 @@ _REASONS: Mapping[str, tuple[str, bool]] = {
 # In names of limits: on one job, which waiting does not change. "Minutes" are an account's, and come back.
 _JOB_LIMIT = re.compile(r"PerJob|PerNode|PerLimit|Min(?!utes)")
 _MEMORY_KILL = re.compile(
-    r"^slurmstepd\S*: error: ((?:StepId=\S+ |Step |Job )?exceeded (?:job |step )?memory limit[^\n]*|"
+    r"^(?:slurmstepd\S*:|\[[\dT:.-]+\]) error: ((?:StepId=\S+ |Step |Job )?exceeded (?:job |step )?memory limit[^\n]*|"
     r"Exceeded job memory limit[^\n]*|Detected \d+ oom[-_]kill event[^\n]*)",
     re.MULTILINE | re.IGNORECASE,
 )
@@ -124,7 +124,7 @@ def _decide(job: JobReport, is_begun: bool) -> tuple[Ending, str, str, str]:
         summary = f"The job {number} was canceled by someone else."
         return (Ending.CANCELED if is_begun else Ending.NEVER_STARTED), "canceled_by_other", summary, again
     if job.state == "FAILED" and not is_begun:
-        if job.reason == "JobLaunchFailure":
+        if job.reason.startswith(("JobLaunchFailure", "RaisedSignal:53")):  # slurmstepd's own signal
             summary = f"Slurm could not start the job {number} on {nodes}; often its folder is not writable there."
             return Ending.NEVER_STARTED, "output_unwritable", summary, "Check that the shared folder is mounted there."
         if job.reason == "BadConstraints":

@@ -60,6 +60,7 @@ def test_a_pending_reason_comes_with_a_hint(reason: str, permanent: bool, word: 
         ("PREEMPTED", "", True, Ending.LOST, "preempted"),
         ("CANCELLED", "", True, Ending.CANCELED, "canceled_by_other"),
         ("FAILED", "JobLaunchFailure", False, Ending.NEVER_STARTED, "output_unwritable"),
+        ("FAILED", "RaisedSignal:53(Real-time_signal_19)", False, Ending.NEVER_STARTED, "output_unwritable"),
         ("FAILED", "BadConstraints", False, Ending.NEVER_STARTED, "impossible_request"),
         ("FAILED", "NonZeroExitCode", False, Ending.NEVER_STARTED, "not_started"),
         ("COMPLETED", "None", False, Ending.NEVER_STARTED, "not_started"),
@@ -101,6 +102,7 @@ def test_a_job_that_slurm_forgot_runs_on_while_its_ranks_show_life() -> None:
         "slurmstepd-n3: error: Exceeded job memory limit",
         "slurmstepd: error: Detected 1 oom-kill event(s) in StepId=12.0 cgroup.",
         "slurmstepd: error: Detected 3 oom_kill events in StepId=9.batch.",
+        "[2026-02-24T23:34:12.229] error: Detected 1 oom_kill event in StepId=9.0. Some of the step tasks have been",
     ],
 )
 def test_a_step_killed_for_its_memory_is_found_in_its_log(line: str) -> None:
