@@ -10,7 +10,10 @@ from task_images import contract
 
 EVIDENCE_WIDTH = 300
 # Patterns are compiled when a rank has crashed, which few do: all of them take 2 ms.
-GPU_MEMORY = r"(CUDA|HIP) out of memory|torch\.(cuda\.)?OutOfMemoryError|(CU|HIP)BLAS_STATUS_ALLOC_FAILED"
+GPU_MEMORY = (
+    r"(?i)\b(CUDA|HIP)( driver)?( error:?| failure \d+)? '?out of memory|torch\.(cuda\.)?OutOfMemoryError"
+    r"|(CU|HIP)(BLAS|DNN)_STATUS_ALLOC_FAILED|RESOURCE_EXHAUSTED: Out of memory"
+)
 # Of NVIDIA's and AMD's drivers and container tools, and of torch. CUDA's error 802: the fabric manager does not run.
 DRIVER = (
     r"CUDA driver version is insufficient|NVIDIA driver on your system is too old|no NVIDIA driver"
@@ -22,7 +25,8 @@ GPU_FAULT = (
     r"\bXid\b|uncorrectable (ECC|NVLink)|GPU has fallen off the bus|(CUDA|HIP) error: (unspecified launch|an illegal)"
     r"|system not yet initialized|Memory access fault by GPU node|HW Exception by GPU node|amdgpu: GPU reset"
 )
-INTERFACE = r"(?i)Unable to find (?:address|interface) for: ?(\S+)|ifname (\S+) not found"
+INTERFACE = r"(?i)Unable to find (?:address|interface) for: ?(\S+)|ifname (\S+) not found|no socket interface found"
+SHARED_GPU = r"Duplicate GPU detected ?: rank (\d+) and rank (\d+)"  # of NCCL
 SMALL_WORLD = r"rank < size\. \d+ vs (\d+)"  # of gloo
 # What torchrun and accelerate write once a rank has failed, and which it was.
 LAUNCHER = r"^(E\d{4} [^\n]*torch/distributed/elastic/|Traceback [^\n]*\n +File \"[^\n]*/bin/(torchrun|accelerate)\")"
@@ -42,7 +46,8 @@ UNREACHABLE = (
     rf"failed to connect/validate to host {_ADDRESS}",
     rf"no rendezvous at {_ADDRESS} within",
     rf"(?:Network is unreachable|No route to host|timed out connecting)[^\n]*?remote=\[?{_ADDRESS}",
-    r"DistNetworkError: Ping failed|connectFullMesh failed",
+    r"[Cc]onnect to ([\w.:%-]+)<(\d+)> (?:failed|returned)",  # of NCCL
+    r"DistNetworkError: Ping failed|connectFullMesh failed|Timed out after \d+ seconds waiting for clients",
 )
 _SIZE = r"([\d.]+ [KMG]iB)"
 _CAPACITY = rf"total capacity of {_SIZE}"
@@ -57,6 +62,7 @@ def explain_log(who: str, text: str, logs: str, evidence: Mapping[str, object], 
         or explain_driver(who, text, evidence, node=node)
         or explain_gpu_fault(who, text, logs, evidence)
         or explain_small_world(who, text, evidence)
+        or explain_shared_gpu(text, evidence)
         or explain_port(who, text, evidence)
         or explain_unreachable(who, text, evidence)
     )
@@ -100,14 +106,22 @@ def explain_gpu_fault(who: str, text: str, logs: str, evidence: Mapping[str, obj
 
 
 def explain_interface(who: str, lines: Sequence[str], evidence: Mapping[str, object]) -> Finding | None:
-    """The finding on a process whose last lines say that gloo knows no network interface of the name it was given."""
+    """The finding on a process whose last lines say that gloo or NCCL knows no network interface as it was given."""
     found = next((match for line in lines if (match := re.search(INTERFACE, line))), None)
     if found is None:
         return None
+    name, hint = found[1] or found[2], "Unset it, or give it the name of one interface (ip addr)"
+    if name is None:
+        return Finding(
+            "wrong_interface",
+            f"{who} found no network interface for NCCL as NCCL_SOCKET_IFNAME wants it.",
+            hint=f"{hint}; if it is not set, NCCL_SOCKET_IFNAME=lo connects the ranks of one machine.",
+            evidence=evidence,
+        )
     return Finding(
         "wrong_interface",
-        f'{who} found no network interface "{found[1] or found[2]}", which GLOO_SOCKET_IFNAME names.',
-        hint="Unset GLOO_SOCKET_IFNAME, or give it the name of one interface (ip addr); ^ and lists are NCCL's syntax.",
+        f'{who} found no network interface "{name}", which GLOO_SOCKET_IFNAME names.',
+        hint=f"{hint}; ^ and lists are NCCL's syntax.",
         evidence=evidence,
     )
 
@@ -123,6 +137,21 @@ def explain_small_world(who: str, text: str, evidence: Mapping[str, object]) -> 
         f"{who} joined a world of {size} rank{'' if size == '1' else 's'}: its program counts processes itself and "
         "ignores WORLD_SIZE.",
         hint="With Lightning, Trainer(num_nodes=WORKERS); see docs/tutorial/own-training.md",
+        evidence=evidence,
+    )
+
+
+def explain_shared_gpu(text: str, evidence: Mapping[str, object]) -> Finding | None:
+    """The finding on two ranks with one GPU, which NCCL does not allow."""
+    found = re.search(SHARED_GPU, text)
+    if found is None:
+        return None
+    one, other = sorted(map(int, found.groups()))
+    return Finding(
+        "shared_gpu",
+        f"Ranks {one} and {other} use the same GPU, and NCCL wants one for each rank.",
+        hint='Call torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) before the process group; or start at most as '
+        "many ranks as there are GPUs.",
         evidence=evidence,
     )
 

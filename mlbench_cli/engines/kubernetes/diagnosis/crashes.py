@@ -18,7 +18,8 @@ EVIDENCE_LINES = 40
 
 SHARED_MEMORY = re.compile(
     r"unable to (write to|open|mmap \d+ bytes from) (the )?(file|shared memory)[^\n]*torch_"
-    r"|insufficient shared memory|/dev/shm[^\n]*No space left|No space left[^\n]*/dev/shm"
+    r"|insufficient shared memory|out of shared memory|/dev/shm[^\n]*No space left|No space left[^\n]*/dev/shm"
+    r"|failed to extend /dev/shm|creating shared memory segment /dev/shm"
 )
 ARCHITECTURE = re.compile(r"exec format error", re.IGNORECASE)
 RUNTIME = re.compile(r"^.*OCI runtime create failed:.*?(?=exec: )|: unknown$")

@@ -65,9 +65,17 @@ def test_a_gpu_without_room_is_named_with_what_was_used_and_what_it_has() -> Non
         ),
         ("RuntimeError: The NVIDIA driver on your system is too old (found version 11040).", "driver_mismatch"),
         ("x.py:1: UserWarning: CUDA initialization: The NVIDIA driver on your system is too old", "rank_crashed"),
+        ("torch.AcceleratorError: CUDA error: out of memory", "gpu_out_of_memory"),
+        ("Last error: Cuda failure 2 'out of memory'", "gpu_out_of_memory"),
+        ("XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to allocate 17 bytes.", "gpu_out_of_memory"),
+        ("Last error: Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 5e000", "shared_gpu"),
+        ("ncclInternalError: Last error: Bootstrap : no socket interface found", "wrong_interface"),
+        ("socketPollConnect: connect to 10.0.0.1<41231> returned Connection timed out", "unreachable_ranks"),
+        ("socketStartConnect: Connect to fe80::1%eth0<33000> failed : No route to host", "unreachable_ranks"),
+        ("DistStoreError: Timed out after 601 seconds waiting for clients. 1/2 clients joined.", "unreachable_ranks"),
     ],
 )
-def test_a_broken_gpu_or_driver_is_named_on_every_engine(line: str, code: str) -> None:
+def test_what_drivers_and_nccl_say_is_explained_on_every_engine(line: str, code: str) -> None:
     state = {"name": "r-1", "ended": "failed", "first_failed": 0, "ranks": [facts(exit_code=1, signal=None)]}
     [finding] = diagnose(state, lambda rank: [line, "Traceback"], timeout=60)
     assert finding.code == code

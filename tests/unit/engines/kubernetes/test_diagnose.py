@@ -437,6 +437,8 @@ BUILT = {
     "GPU memory, in the log": from_log("gpu_out_of_memory", "x\ntorch.OutOfMemoryError: CUDA out of memory.\n"),
     "shm by signal": case("shm_exhausted", a_pod(state=terminated_container(135))),
     "shm by message": from_log("shm_exhausted", "RuntimeError: unable to write to file </torch_7_2>"),
+    "shm of NCCL": from_log("shm_exhausted", "NCCL WARN Error: failed to extend /dev/shm/nccl-VKtBDk to 9637892 bytes"),
+    "shm of workers": from_log("shm_exhausted", "possible that dataloader's workers are out of shared memory."),
     "architecture": from_log("wrong_architecture", "exec /bin/sh: exec format error"),
     "driver too old": from_log("driver_mismatch", "CUDA driver version is insufficient for CUDA"),
     "GPU fault": from_log("gpu_fault", "NVRM: Xid (PCI:0000): 79, GPU has fallen off the bus"),
