@@ -4,7 +4,6 @@ Runs need rights in one namespace only: those of RULES, which `role_manifests` p
 """
 
 import os
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,8 +21,6 @@ ROLE = "mlbench"
 AUTOPILOT_PREFIX = "gk3-"  # of the names of GKE Autopilot's nodes; those of other clusters begin with gke-
 # The labels that tell the product, of NVIDIA's feature discovery and of AMD's node labeller.
 PRODUCTS = {NVIDIA_GPU: "nvidia.com/gpu.product", AMD_GPU: "amd.com/gpu.product-name"}
-# The oldest that is worth a look: older ones are past their ends everywhere. Jobs need 1.31 for success policies.
-MIN_VERSION = (1, 33)
 # The rights that the kubernetes engine uses: API group, resource, verbs, whether no run is possible without.
 RULES: tuple[tuple[str, str, tuple[str, ...], bool], ...] = (
     ("batch", "jobs", ("create", "get", "list", "watch", "patch", "delete"), True),
@@ -201,26 +198,6 @@ def _is_device(resource: str) -> bool:
     """Whether it is of a device plugin: what Kubernetes itself offers has no "/"."""
     is_own = resource in GPU_RESOURCES or resource.startswith(("attachable-volumes", "kubernetes.io/"))
     return "/" in resource and not is_own
-
-
-def require_version(access: Access) -> str:
-    """The version of the API server, "" if it does not tell.
-
-    Raises UsageError for one that is older than the fields that runs need.
-    """
-    try:
-        found = access.client().get("/version")
-    except (AccessDenied, ObjectNotFound):
-        return ""  # nobody says; the server's refusal of a run will
-    numbers = [re.match(r"\d*", str(found.get(key) or "0")) for key in ("major", "minor")]
-    version = tuple(int(match[0] or 0) if match else 0 for match in numbers)
-    if version < MIN_VERSION:
-        raise UsageError(
-            f"The API server of {access.server} is Kubernetes {version[0]}.{version[1]}; runs need "
-            f"{MIN_VERSION[0]}.{MIN_VERSION[1]} or later: success and failure policies of Jobs.",
-            hint="Ask for a cluster upgrade, or attach another cluster.",
-        )
-    return str(found.get("gitVersion") or f"v{version[0]}.{version[1]}")
 
 
 def check_rights(access: Access) -> list[Right]:

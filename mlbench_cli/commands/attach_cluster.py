@@ -11,6 +11,7 @@ from mlbench_cli.clusters.manage import require_free_name
 from mlbench_cli.commands._clusters import cluster_document
 from mlbench_cli.commands._common import Format, Output
 from mlbench_cli.errors import CredentialError
+from mlbench_cli.kube.api import require_version
 from mlbench_cli.model.spec import check_name
 from mlbench_cli.storage.store import Store
 from mlbench_cli.util.text import counted
@@ -24,7 +25,6 @@ from providers.attached import (
     read_node_facts,
     read_queue_facts,
     read_runtime_class,
-    require_version,
     role_manifests,
 )
 from templates import dump
@@ -61,7 +61,7 @@ def attach_cluster(
     cluster = new_attached_cluster(name, kubeconfig, context, namespace)
     require_free_name(store, cluster)
     access = registry.load("attached").connect(cluster)
-    version = require_version(access)
+    version = require_version(access.client())
     rights = check_rights(access)
     missing = [right for right in rights if right.needed and not right.allowed]
     if missing:

@@ -58,6 +58,8 @@ ANONYMOUS = 'User "system:anonymous"'  # of a request without a login
 NAMESPACED = re.compile(r"/namespaces/([^/?]+)/")
 INSIDE = re.compile(r"HTTPS?Connection(Pool)?\(host=[^)]*\): ")  # objects of urllib3 in its messages
 VERSION_SECONDS = 5.0
+# Success policies of Jobs are on by default since then (KEP-3998), failure policies have been for longer (KEP-3329).
+MIN_VERSION = (1, 31)
 CLOCK_SECONDS = 5.0
 
 MERGE_PATCH = "application/merge-patch+json"
@@ -479,6 +481,26 @@ def _seconds(text: str | None) -> float | None:
 
 
 # --- pods -------------------------------------------------------------------------------------------------------
+
+
+def require_version(api: Api) -> str:
+    """The version of the API server, "" if it does not tell.
+
+    Raises UsageError for one that drops fields that runs depend on, without a word.
+    """
+    try:
+        found = api.get("/version")
+    except (AccessDenied, ObjectNotFound):
+        return ""
+    numbers = [re.match(r"\d+", str(found.get(key))) for key in ("major", "minor")]
+    version = tuple(int(match[0]) for match in numbers if match)
+    if len(version) == 2 and version < MIN_VERSION:
+        raise UsageError(
+            f"The cluster runs Kubernetes {version[0]}.{version[1]}; runs need {MIN_VERSION[0]}.{MIN_VERSION[1]} or "
+            "later: before, Jobs have no success policy.",
+            hint="Ask for an upgrade of the cluster, or choose another one.",
+        )
+    return str(found.get("gitVersion") or "")
 
 
 def read_log(api: Api, path: str, read_seconds: float, **query: object) -> bytes:

@@ -36,7 +36,6 @@ from mlbench_cli.engines.kubernetes.manifests import (
 from mlbench_cli.engines.kubernetes.pods import HEAD, MANAGED_LABEL, RUN_LABEL
 from mlbench_cli.engines.kubernetes.submit import (
     NameTaken,
-    check_version,
     complete,
     create_owned,
     find_job,
@@ -46,7 +45,7 @@ from mlbench_cli.engines.kubernetes.submit import (
 from mlbench_cli.engines.kubernetes.workers import is_cut_off
 from mlbench_cli.errors import CleanupError, UsageError
 from mlbench_cli.kube.access import Access
-from mlbench_cli.kube.api import Api, ObjectNotFound, list_pods
+from mlbench_cli.kube.api import Api, ObjectNotFound, list_pods, require_version
 from mlbench_cli.kube.claims import DataClaim, ensure_claim
 from mlbench_cli.kube.objects import collection_path, object_path
 from mlbench_cli.model.run import Ending, Observation, Run
@@ -75,7 +74,7 @@ class KubernetesEngine:
     def submit(self, run: Run, submission: Submission) -> None:
         """Create the objects and release the Job; after an interruption, only what is missing."""
         with self._access.client() as api:
-            check_version(api)
+            require_version(api)
             submit(api, _with_files(run, submission), {ID_ANNOTATION: run.id, CREATED_ANNOTATION: run.created})
         _write_manifests(run, submission)  # their presence says that the cluster had the run
 

@@ -26,8 +26,6 @@ from mlbench_cli.model.run import Run
 GOING_SECONDS = 90.0  # time for an object that is being deleted to disappear
 LOOK_SECONDS = 0.5
 CONTROLLER_LABEL = "batch.kubernetes.io/controller-uid"  # of a pod: the uid of its Job
-# The oldest that attach-cluster accepts. The policies of Jobs that runs depend on are on since 1.31.
-MIN_VERSION = (1, 33)
 
 Object = Mapping[str, Any]
 
@@ -92,26 +90,6 @@ def patch_job(api: Api, job: Object, change: Object) -> dict[str, Any]:
 def _annotate(item: Object, annotations: Mapping[str, str]) -> dict[str, Any]:
     metadata = item["metadata"]
     return {**item, "metadata": {**metadata, "annotations": {**metadata["annotations"], **annotations}}}
-
-
-def check_version(api: Api) -> None:
-    """Raise UsageError if the server is older than MIN_VERSION: it would drop fields that runs depend on, silently."""
-    try:
-        found = api.get("/version")
-    except ApiError as error:
-        if error.status in (401, 0):
-            raise
-        return  # a server that does not say
-    try:
-        version = int(found["major"]), int("".join(filter(str.isdigit, found["minor"])))
-    except (KeyError, TypeError, ValueError):
-        return  # no version that could be compared
-    if version < MIN_VERSION:
-        raise UsageError(
-            f"The cluster runs Kubernetes {version[0]}.{version[1]}; runs need {MIN_VERSION[0]}.{MIN_VERSION[1]}: "
-            "older servers ignore the policy that ends a run when a worker fails.",
-            hint="Upgrade the cluster, or choose another one with --cluster.",
-        )
 
 
 def complete(api: Api, job: dict[str, Any], documents: Sequence[Object]) -> dict[str, Any]:

@@ -391,7 +391,7 @@ def test_a_server_that_is_too_old_is_refused_with_its_version(mlbench: Any, api:
     api.version = {"major": "1", "minor": "28+"}
     result = mlbench("attach-cluster", "old", "--kubeconfig", str(api.kubeconfig))
     assert result.code == 2
-    assert "is Kubernetes 1.28; runs need 1.33 or later" in result.err
+    assert "runs Kubernetes 1.28; runs need 1.31 or later" in result.err
     assert [cluster.name for cluster in Store().clusters()] == ["local"]
 
 

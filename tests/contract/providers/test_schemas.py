@@ -13,7 +13,7 @@ from providers.kubernetes_calls import ClusterObjects
 from tests.needs import needs
 
 ROOT = Path(__file__).parents[3]
-VERSIONS = ("1.33", "1.34", "1.35", "1.36", "1.37")
+VERSIONS = ("1.31", "1.32", "1.33", "1.34", "1.35", "1.36", "1.37")
 FORMS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("gke", {"machine_type": "a3-highgpu-8g", "fast_network": True, "zone": "us-central1-a", "project": "lab"}),
     (

@@ -265,14 +265,14 @@ def test_runs_of_an_older_version_have_the_same_id_on_every_machine(server: Kube
 
 
 @pytest.mark.parametrize(
-    ("minor", "refused"), [("32", True), ("32+", True), ("33", False), ("34", False), ("x", False)]
+    ("minor", "refused"), [("30", True), ("30+", True), ("31", False), ("34", False), ("x", False)]
 )
 def test_an_old_cluster_is_refused_before_anything_is_made(
     server: KubeApi, tmp_path: Path, minor: str, refused: bool
 ) -> None:
     server.version = {"major": "1", "minor": minor}
     if refused:
-        with pytest.raises(UsageError, match=r"runs Kubernetes 1\.32; runs need 1\.33"):
+        with pytest.raises(UsageError, match=r"runs Kubernetes 1\.30; runs need 1\.31"):
             submit(server, a_run(tmp_path))
         assert not server.objects
     else:
