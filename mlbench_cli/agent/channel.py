@@ -57,17 +57,19 @@ SERVER_MODULES = (  # each after those that it imports
 # Lines of ssh that only follow from what it has said before, e.g. why a ProxyJump has failed.
 CONSEQUENCES = re.compile(
     r"kex_exchange_identification: |Connection (?:closed|reset) by |Disconnected from |percent_expand: |"
-    r".*: terminating, \d"
+    r"stdio forwarding failed|.*: terminating, \d"
 )
 # Why ssh itself ends (ssh.c, readconf.c, sshconnect2.c of OpenSSH): its configuration, or the server's refusal.
 BAD_CONFIGURATION = re.compile(
-    r"bad configuration option|bad owner or permissions on|can't open user config file|controlpath too long|"
-    r"percent_expand: unknown key"
+    r"line \d+: (?:bad|missing|no argument|keyword|invalid|unsupported|empty) ?|bad owner or permissions on|"
+    r"can't open user config file|controlpath too long|too long for unix domain socket|percent_expand: unknown key"
 )
 REFUSED_LOGIN = re.compile(
     r"permission denied|too many authentication failures|no more authentication methods|"
     r"no supported authentication methods|(?:password|account) has expired|access denied"
 )
+# Why ssh did not use a key, in a line before the refusal.
+UNUSED_KEY = re.compile(r"^(?:Load key .*|sign_and_send_pubkey: .*)", re.MULTILINE)
 CHANGED_KEY = re.compile(r"^Offending .*key in (\S+):(\d+)", re.MULTILINE)
 LOADER = """import sys, types
 def load(name, text):
@@ -343,8 +345,10 @@ def explain_failure(target: Target, what: str, code: int | None, text: str) -> M
             "ssh-keyscan HOST >> FILE",
         )
     if REFUSED_LOGIN.search(lowered) and code == 255:
+        unused = UNUSED_KEY.search(text)
         return CredentialError(
-            f"{target.name} refuses the login: {last}", hint=f"mlbench does not ask for passwords; try: {ssh}"
+            f"{target.name} refuses the login: {last}{f' ({unused[0].strip()})' if unused else ''}",
+            hint=f"mlbench does not ask for passwords; try: {ssh}",
         )
     if code in (126, 127):  # of the shell there; ssh itself exits with 255
         return UsageError(

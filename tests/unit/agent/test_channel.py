@@ -18,6 +18,10 @@ NEW_HOST = """No ED25519 host key is known for [m1]:2222 and you have requested 
 Host key verification failed.
 """
 BAD_OPTION = "cfg: line 1: Bad configuration option: bogus\ncfg: terminating, 1 bad configuration options\n"
+FORWARD, KEY = (
+    "channel 0: open failed: connect failed: No route to host",
+    'Load key "/home/me/.ssh/id": bad permissions',
+)
 JUMP = "ssh: Could not resolve hostname jump: Name or service not known"
 
 
@@ -35,6 +39,10 @@ JUMP = "ssh: Could not resolve hostname jump: Name or service not known"
         ("Can't open user config file /gone: No such file or directory", 255, UsageError, 2),
         ("ControlPath too long ('/home/me/.ssh/sockets/x' >= 108 bytes)", 255, UsageError, 2),
         ("it is Python 3.6", 126, UsageError, 2),
+        ('unix_listener: path "/x/cm" too long for Unix domain socket', 255, UsageError, 2),
+        ("cfg line 2: keyword hostname extra arguments at end of line", 255, UsageError, 2),
+        ('cfg line 5: no argument after keyword "port"', 255, UsageError, 2),
+        ("/home/me/.bashrc: line 5: fortune: command not found\nclient_loop: Broken pipe", 255, UnreachableError, 10),
         ("ssh: connect to host m1 port 22: Connection refused", 255, UnreachableError, 10),
         ("ssh: Could not resolve hostname nowhere: Name or service not known", 255, UnreachableError, 10),
         ("bash: line 1: exec: python9: not found", 127, UsageError, 2),
@@ -80,6 +88,8 @@ def test_host_keys_are_always_checked_and_nothing_is_asked() -> None:
         ("sh: 1: python9: Permission denied", 126, "On m1, python3 cannot be run: sh: 1: python9: Permission denied"),
         ("@@@@\n", None, "m1 does not answer: no answer"),
         (BAD_OPTION, 255, "ssh does not accept its configuration: cfg: line 1: Bad configuration option: bogus"),
+        (f"{FORWARD}\nstdio forwarding failed\nConnection closed by UNKNOWN port 65535", 255, FORWARD),
+        (f"{KEY}\nme@m1: Permission denied (publickey).", 255, f"(publickey). ({KEY})"),
         (f"{JUMP}\nkex_exchange_identification: Connection closed by remote host", 255, f"not answer: {JUMP}"),
         ("Connection closed by UNKNOWN port 65535", 255, "not answer: Connection closed by UNKNOWN port 65535"),
     ],
