@@ -31,7 +31,7 @@ from mlbench_cli import isolation
 from mlbench_cli.agent import hang, load, machine, processes
 from mlbench_cli.agent.clock import ClockWatch
 from mlbench_cli.agent.messages import AT_START, SCHEMA_VERSION, NodeState, pending_facts
-from mlbench_cli.util.files import write_atomically
+from mlbench_cli.util.files import explain_start, write_atomically
 from task_images import cores
 
 if TYPE_CHECKING:  # loaded for runs that have them: together they would delay the ranks of all others by 15 ms
@@ -325,7 +325,7 @@ class Agent:
 
     def _exec_command(self, rank: Rank, log: int, report: int, parent: int) -> None:
         """In the forked child: turn into the rank's command. Never returns."""
-        code, argv = 126, self._complete_command(rank)
+        code, argv, path = 126, self._complete_command(rank), ""
         try:
             os.setpgid(0, 0)
             if self.network is not None:  # first, since a new user namespace clears PR_SET_PDEATHSIG
@@ -350,10 +350,12 @@ class Agent:
                 or not shutil.which("python", path=environment["PATH"])
             ):
                 argv[0] = self.python  # also as its name, by which Python finds sys.executable
+            path = environment.get("PATH", os.defpath)
             os.execvpe(argv[0], argv, environment)
         except BaseException as error:
             code = 127 if isinstance(error, FileNotFoundError) else code
-            os.write(report, f"{argv[0]}: {getattr(error, 'strerror', None) or error}".encode("utf-8", "replace"))
+            why = explain_start(argv[0], error, path) if path and isinstance(error, OSError) else error
+            os.write(report, f"{argv[0]}: {why}".encode("utf-8", "replace"))
         finally:
             os._exit(code)
 

@@ -21,7 +21,7 @@ from typing import IO, Any
 from mlbench_cli.errors import CredentialError, UsageError
 from mlbench_cli.kube.credentials import Credential, CredentialSource, private_folder
 from mlbench_cli.kube.official import call_with_deadline, official
-from mlbench_cli.util.files import read_regular
+from mlbench_cli.util.files import explain_start, read_regular
 
 PLUGIN_SECONDS = 60.0
 PERSON_SECONDS = 600.0  # for a person to open a page and to enter a code
@@ -183,7 +183,8 @@ def _converse(argv: Sequence[str], environment: Mapping[str, str], interactive: 
             stderr=subprocess.PIPE,
         )
     except OSError as error:
-        raise CredentialError(f'"{argv[0]}" cannot be run: {error.strerror}.') from None
+        why = explain_start(argv[0], error, environment.get("PATH", os.defpath))
+        raise CredentialError(f'"{argv[0]}" cannot be run: {why}.') from None
     output, told = bytearray(), bytearray()
 
     def read(stream: IO[bytes], into: bytearray, show: bool) -> None:

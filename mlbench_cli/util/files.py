@@ -81,6 +81,22 @@ def read_regular(path: str | os.PathLike[str], limit: int) -> bytes:
     return data
 
 
+def explain_start(program: str, error: OSError, path: str = "") -> str:
+    """Why the system could not start a program that it searches in the folders of `path`. It says "No such file" also
+    of a script that is there, but not the program of its first line."""
+    places = [program] if "/" in program else [os.path.join(folder, program) for folder in path.split(os.pathsep)]
+    line = b""
+    for place in filter(os.path.isfile, places[::-1]):
+        with suppress(OSError), open(place, "rb") as file:
+            line = file.readline(256)
+    if error.errno == errno.ENOENT and line.startswith(b"#!"):
+        named = line[2:].rstrip(b"\n").decode("utf-8", "replace").strip(" ")
+        return f"its first line names {named!r}, which does not exist"
+    if error.errno == errno.ENOEXEC:
+        return "it is neither made for this kind of machine nor has a first line such as #!/bin/sh"
+    return error.strerror or str(error)
+
+
 def read_object(path: str | os.PathLike[str]) -> dict[str, Any] | None:
     """The JSON object in a file; None if the file cannot be read or holds something else."""
     try:

@@ -88,6 +88,24 @@ def test_a_program_that_cannot_be_started_is_named(lab: Lab, program: str, code:
     assert program in finding(end.findings, "command_not_found").summary
 
 
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (b"#!/bin/sh\r\n", "names '/bin/sh\\r', which"),
+        (b"#!/no/python -u\n", "'/no/python -u', which"),
+        (b"x=1\n", "#!/bin/sh"),
+    ],
+)
+def test_a_script_that_is_there_and_cannot_be_started_is_told_why(
+    lab: Lab, tmp_path: Path, line: bytes, words: str
+) -> None:
+    """The system says of the first two that there is no such file. Of those on other machines only the agent knows."""
+    (tmp_path / "script").write_bytes(line + b"echo hi\n")
+    (tmp_path / "script").chmod(0o755)
+    end = lab.end(lab.start((str(tmp_path / "script"),)))
+    assert words in finding(end.findings, "command_not_found").summary
+
+
 def test_what_a_rank_has_started_ends_with_it_and_not_with_the_run(lab: Lab) -> None:
     run = lab.start(shell('[ "$RANK" = 1 ] && exec sleep 600; sleep 600 & exit 0'), workers=2)
     until(lambda: lab.engine.look(run).workers[0].phase == "succeeded")
