@@ -194,8 +194,8 @@ def find_number(text: str) -> str | None:
 
 
 def parse_version(text: str) -> tuple[int, int] | None:
-    """ "slurm-wlm 22.05.8" -> (22, 5)."""
-    match = re.search(r"(\d{2})\.(\d{2})", text)
+    """ "slurm-wlm 22.05.8" -> (22, 5), among lines of a site's own."""
+    match = re.search(r"^slurm\S*\s+(\d{2})\.(\d{2})", text, re.MULTILINE)
     return (int(match[1]), int(match[2])) if match else None
 
 
