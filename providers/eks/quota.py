@@ -88,10 +88,10 @@ def check_reservation(reservation: Reservation, machine: str, count: int, zone: 
         )
     now = time.time()
     if reservation.begins and reservation.begins > now:
-        begin = f"{datetime.fromtimestamp(reservation.begins):%Y-%m-%d %H:%M}"
+        begin = f"{datetime.fromtimestamp(reservation.begins, UTC):%Y-%m-%d %H:%M} UTC"
         raise CapacityError(
             f"The capacity reservation {name} begins at {begin}; machines cannot start earlier.",
-            hint="Repeat the command after the run has started.",
+            hint="Repeat the command after that.",
         )
     if reservation.free < count:
         raise CapacityError(

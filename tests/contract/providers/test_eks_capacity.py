@@ -90,7 +90,7 @@ def test_machines_of_a_reservation_start_in_its_own_placement_group(reservations
         ((*SMALL, "--capacity-reservation", PLAIN, "--placement-group"), 2, "exclude each other"),
         (("-t", "m5.xlarge", "--zone", ZONE, "--capacity-reservation", PLAIN), 2, "is for m5.large, not m5.xlarge"),
         (("-t", "m5.large", "--zone", "eu-west-1a", "--capacity-reservation", PLAIN), 2, "is in eu-west-1b"),
-        ((*SMALL, "--capacity-reservation", LATER), 5, "machines cannot start earlier"),
+        ((*SMALL, "--capacity-reservation", LATER), 5, "begins at 2099-01-01 00:00 UTC"),
         ((*SMALL, "--capacity-reservation", ABSENT), 4, "does not exist"),
     ],
 )
