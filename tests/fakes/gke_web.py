@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler
 from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 from tests.fakes.gke_fabric import answer_object, may_apply
 from tests.fakes.gke_facts import PLAIN, PODS, REGION, SHAPES, SKUS, ZONE, ZONES, ApiError
@@ -223,14 +223,10 @@ class Web(Handler):
             return {"skus": SKUS[half:], "nextPageToken": ""}
         return {"skus": SKUS[:half], "nextPageToken": "second"}
 
-    def _disk(self, handle: str) -> dict[str, object]:
-        labels = {"goog-k8s-cluster-name": self.world.claimant, "goog-k8s-cluster-location": ZONE}
-        found = {
-            "name": handle.rpartition("/")[2],
-            "sizeGb": "10",
-            "status": "READY",
-            "zone": f"https://x/zones/{ZONE}",
-        }
+    def _disk(self, handle: str) -> dict[str, Any]:
+        zone, name = handle.partition("/zones/")[2].partition("/")[0], handle.rpartition("/")[2]
+        labels = {"goog-k8s-cluster-name": self.world.claimant, "goog-k8s-cluster-location": zone}
+        found = {"name": name, "sizeGb": "10", "status": "READY", "zone": f"https://x/zones/{zone}"}
         return {**found, "labels": labels}
 
     def _balancers(self) -> list[Object]:
@@ -250,8 +246,10 @@ class Web(Handler):
         if parts[-2] == "disks":
             found = [item for item in self.world.outside if item.endswith("/".join(parts))]
         elif place == "disks":
-            disks = [item for item in self.world.outside if "/disks/" in item and "labels." in wanted]
-            self.answer({"items": {f"zones/{ZONE}": {"disks": [self._disk(item) for item in disks]}}})
+            asked = set(re.findall(r"labels\.([\w-]+)=([\w-]+)", unquote(wanted)))
+            disks = [self._disk(item) for item in self.world.outside if "/disks/" in item]
+            named = [disk for disk in disks if asked and asked <= set(disk["labels"].items())]
+            self.answer({"items": {f"zones/{ZONE}": {"disks": named}}})
             return
         elif place == "forwardingRules" and parts[0] == "aggregated":
             self.answer({"items": {f"regions/{REGION}": {"forwardingRules": self._balancers()}}})

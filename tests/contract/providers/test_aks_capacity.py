@@ -8,6 +8,7 @@ import pytest
 
 from mlbench_cli.storage.store import Store
 from providers.aks.options import AksOptions
+from providers.aks.provider import AksProvider
 from tests.contract.providers.test_aks import CREATE, DELETE, cluster_in, create, make_cluster
 from tests.fakes.azure_arm import World
 from tests.fakes.azure_facts import SUBSCRIPTION, Message
@@ -150,6 +151,8 @@ def test_the_next_zone_is_tried_when_one_has_no_machines(mlbench: Any, world: Wo
     pool = cluster_in(world)["properties"]["agentPoolProfiles"][1]
     assert pool["availabilityZones"] == ["3"]
     assert "then trying eastus-2" in done.err
+    (found,) = AksProvider().discover({})
+    assert found.details["location"] == "eastus-3"
     assert mlbench(*DELETE).code == 0
     assert world.groups == {}
 

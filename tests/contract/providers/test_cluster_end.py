@@ -55,9 +55,6 @@ def test_repeating_the_command_moves_the_end(command: Command, aws: AwsClient) -
     assert command(*EKS[:3], "long", *EKS[4:], "--ttl", "1h").code == 0
     assert command(*EKS[:3], "long", *EKS[4:], "--ttl", "3h").code == 0
     assert aws.pass_time(2 * 3600) == []
-    expires = ClusterDetails.of(Store().cluster("long-1")).expires
-    (found,) = [item for item in EksProvider().discover({"location": REGION}) if item.name == "long-1"]
-    assert ClusterDetails.of(found).expires == expires  # also for other machines
     assert len(aws.pass_time(3 * 3600 + 60)) == 2
     assert command("delete-cluster", "eks", "long-1", "--yes").code == 0
 
@@ -81,6 +78,9 @@ def test_another_machine_without_a_ttl_does_not_move_the_end(
     again = command(*words)
     assert (again.code, "It still expires in" in again.err) == (0, True), again.err
     assert aws.pass_time(9 * 3600) == []
+    assert command(*words, "--ttl", "5d").code == 0
+    (found,) = [item for item in EksProvider().discover({"location": REGION}) if item.name == "kept-1"]
+    assert ClusterDetails.of(found).expires == ClusterDetails.of(Store().cluster("kept-1")).expires
     assert command("delete-cluster", "eks", "kept-1", "--yes").code == 0
 
 
@@ -208,11 +208,13 @@ def test_disks_of_a_cluster_that_was_deleted_elsewhere_are_not_forgotten(
 ) -> None:
     assert command("create-cluster", "gke", "2", "rel", "-t", "n1-standard-4", "--yes").code == 0
     gke_world.clusters.clear()  # with gcloud, and its claims remain
-    gke_world.outside = {f"projects/{PROJECT}/zones/{ZONE}/disks/pvc-1"}
+    disks = [f"projects/{PROJECT}/zones/{place}/disks/pvc-{place}" for place in (ZONE, "us-east1-b")]
+    gke_world.outside = {*disks}  # one of a cluster of the same name elsewhere
     found = command("gc", "gke")
-    assert (found.code, "rel-2 has disk pvc-1 left" in found.err) == (0, True), found.err
+    assert (found.code, f"rel-2 has disk pvc-{ZONE} left" in found.err) == (0, True), found.err
     deleted = command("delete-cluster", "gke", "rel-2", "--yes")
-    assert (deleted.code, "gcloud compute disks delete pvc-1" in deleted.err) == (8, True), deleted.err
+    assert (deleted.code, f"gcloud compute disks delete pvc-{ZONE}" in deleted.err) == (8, True), deleted.err
+    assert "pvc-us-east1-b" not in deleted.err
     gke_world.outside = set()
     assert "rel-2" not in command("gc", "gke").out
 

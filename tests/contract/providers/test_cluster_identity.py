@@ -132,16 +132,16 @@ def test_a_cluster_of_somebody_else_is_not_taken_over(
         (end,) = [item["expires"] for item in listed if (item["provider"], item["name"]) == (provider, "shared-0")]
         return str(end)
 
-    become("ada")
+    become("Ada")
     assert command("create-cluster", provider, "0", "shared", "--yes", "--ttl", "8h").code == 0
     end = read_end()
-    become("bob")
+    become("Ida")
     refused = command("create-cluster", provider, "0", "shared", "--yes", "--ttl", "1h")
     assert refused.code == 2, refused.err
     assert "ada created it" in refused.err
     assert "Choose another RELEASE" in refused.err
     assert read_end() == end
-    become("ada")
+    become("Ada")
     assert command("create-cluster", provider, "0", "shared", "--yes").code == 0
     assert command("delete-cluster", provider, "shared-0", "--yes").code == 0
 

@@ -123,13 +123,14 @@ def test_digests_stay_when_the_cluster_is_created_again(command: Command, gke_wo
 
 
 def test_a_repeated_creation_keeps_the_end_and_moves_it_only_if_asked(command: Command, gke_world: World) -> None:
-    assert command(*CREATE, "--ttl", "1h").code == 0
+    assert command(*CREATE, "--ttl", "1h", "--tag", "team=research").code == 0
     before = end_of_record()
     again = command(*CREATE)
     assert (again.code, "(--ttl changes that)" in again.err) == (0, True)
     assert end_of_record() == end_of_label(gke_world) == before
     assert command(*CREATE, "--ttl", "5h").code == 0
     assert end_of_record() == end_of_label(gke_world) >= before + 4 * HOUR - 60
+    assert gke_world.find_cluster("rel-1").resource_labels["team"] == "research"
     refused = command(*CREATE, "--ttl", "none")
     assert (refused.code, "--ttl 30d" in refused.err) == (2, True)
 

@@ -104,8 +104,11 @@ def test_a_creator_who_is_named_as_administrator_gets_no_second_entry(
     own, other = "arn:aws:iam::123456789012:role/team/ci", "arn:aws:iam::123456789012:user/ada"
     aws.rules(caller=["arn:aws:sts::123456789012:assumed-role/ci/build-7", own])
     try:
-        make("own-0", home, EksOptions(machine_type="m5.large", admin=(own, other, other)), nodes=0)
+        options = EksOptions(machine_type="g5.8xlarge", efa=True, admin=(own, other, other))
+        make("own-0", home, options, nodes=0)
         assert [entry["principalArn"] for entry in made_by_stacks(aws, "CreateAccessEntry")] == [other]
+        (card,) = list_made(aws, "ec2:CreateLaunchTemplate")[1]["NetworkInterfaces"]
+        assert (card["InterfaceType"], card["AssociatePublicIpAddress"]) == ("efa", True)
         remove("own-0", tmp_path / "empty")
     finally:
         aws.rules(caller=None)

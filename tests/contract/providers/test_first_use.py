@@ -41,6 +41,7 @@ def _aks(row: str, *words: str, code: int = 0, says: str = "") -> Use:
 
 USES = (
     _gke("GKE with CPUs, L4, T4, A100, also spot"),
+    _gke("GKE with CPUs, L4, T4, A100, also spot", "--num-cpus", "4"),
     _gke("GKE with CPUs, L4, T4, A100, also spot", "--gpu-type", "l4", "--spot"),
     _gke("GKE with CPUs, L4, T4, A100, also spot", "--gpu-type", "t4"),
     _gke("GKE with CPUs, L4, T4, A100, also spot", "--gpu-type", "a100", says="may still fail"),

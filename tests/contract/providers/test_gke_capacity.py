@@ -95,6 +95,7 @@ def test_the_next_zone_is_tried_and_what_the_first_left_is_removed(command: Comm
     again = create(command, *ZONES)  # what exists is adopted, in whatever zone it is
     assert again.code == 0, again.err
     assert len([line for line in gke_world.log if line.startswith("CreateNodePool")]) == 2
+    assert Store().cluster("rel-2").details["location"] == SECOND
     assert command("delete-cluster", "gke", "rel-2", "--yes").code == 0
     assert gke_world.clusters == {}
 

@@ -12,6 +12,7 @@ from mlbench_cli.storage.store import Store
 from providers.gke.options import SHAPED, GkeOptions
 from providers.gke.provider import GkeProvider
 from providers.lifecycle import up
+from providers.machines import load_prices
 from tests import NIGHTLY
 from tests.fakes.gke import World
 from tests.fakes.gke_facts import NEVER_ON_DEMAND
@@ -170,7 +171,8 @@ def test_machines_that_have_come_while_others_are_looked_for_are_named_with_thei
     gke_world.failing["CreateNodePool"] = "partial"
     result = create(command)
     assert result.code == 5
-    assert "1 of 2 machines are running and cost" in result.err
+    price = load_prices("gke").price("n1-standard-4", "europe-west1")
+    assert f"1 of 2 machines are running and cost {price:.2f} USD/h" in result.err
     assert "Google looks for the others" in result.err
     assert "does not have enough resources available" in result.err
     assert [cluster.name for cluster in GkeProvider().discover({})] == ["rel-2"]

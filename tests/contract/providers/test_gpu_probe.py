@@ -59,6 +59,7 @@ def test_a_cluster_on_gke_ends_with_a_probe_of_its_driver(command: Any, gke_worl
     result = command(*CREATE)
     assert result.code == 0, result.err
     assert f"GPU probe {NAME} exists already" in result.err
+    assert "it is of another image" in command(*CREATE, "--probe-image", "example.com/ours:1").err
 
 
 def test_a_driver_that_is_older_than_the_images_is_named(command: Any, gke_world: World) -> None:

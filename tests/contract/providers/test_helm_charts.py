@@ -157,6 +157,8 @@ def test_a_chart_comes_with_the_cluster(place: Place) -> None:
     planned, _ = place.create("image.tag=v3", more=("--dry-run", "-o", "json"))
     [upgraded] = json.loads(planned)["cluster"]["details"]["helm_charts"]
     assert upgraded["custom_values"] == ["image.tag"]
+    kept, _ = place.mlbench(*CREATE, "--dry-run", "-o", "json")
+    assert json.loads(kept)["cluster"]["details"]["helm_charts"] == [record]
     journal = [entry.action for entry in store.journal_of("rel-1") if entry.kind == "Helm release"]
     assert journal[0] == "intent"
     assert journal[-1] == "ready"

@@ -35,7 +35,7 @@ def healthy(nodes: int = 8, seed: int = 3) -> Samples:
     samples: Samples = Cluster(nodes, "normal", seed).samples()
     pair_up(samples, {})
     ranks = tuple(range(nodes))
-    training = Training(ranks, (0.1,) * 20, batch=8, wall=2.5, bytes=1000, write=0.1, read=0.1)
+    training = Training(ranks, (0.1,) * 20, batch=8, wall=2.5, bytes=1 << 20, write=0.1, read=0.05)
     samples.together = [Collective("all_reduce", ranks, 1 << 20, (0.01,), right=True, transport="TCP"), training]
     return samples
 
@@ -113,12 +113,16 @@ def test_a_confirmation_that_ends_too_early_is_no_reason_to_return_a_node() -> N
 
 
 def test_all_stages_of_healthy_nodes_accept_the_cluster_and_say_what_was_delivered() -> None:
-    document = certify(healthy())
+    samples = healthy()
+    samples.together.append(replace(samples.together[0], operation="all_gather"))
+    document = certify(samples)
     assert (document["verdict"], states(document)) == ("accepted", {})
     assert document["scope"]["not_tested"] == []
-    (row,) = document["delivers"]["collectives"]
-    assert row["busbw_gbps"] == pytest.approx((1 << 20) / 0.01 / 1e9 * 2 * 7 / 8, rel=1e-4)
-    assert document["delivers"]["training"]["goodput"] == pytest.approx(0.8)
+    twice, once = (row["busbw_gbps"] for row in document["delivers"]["collectives"])
+    assert (twice, once) == pytest.approx([count * (1 << 20) / 0.01 / 1e9 * 7 / 8 for count in (2, 1)], rel=1e-4)
+    training = document["delivers"]["training"]
+    assert (training["goodput"], training["samples_per_second"]) == pytest.approx((0.8, 8 * 8 / 0.1))
+    assert training["checkpoint_read_mbps"] == pytest.approx(2 * training["checkpoint_write_mbps"], rel=1e-4)
 
 
 def test_what_was_not_measured_blocks_accepted() -> None:
@@ -203,6 +207,7 @@ def test_a_slow_device_is_told_by_the_node_that_has_it() -> None:
     document = judge(measure_devices(4, 4, {6}), NAMES[:4], [True] * 4)
     assert states(document) == {"n1": ("watch", ["memory_slow"])}  # nothing has confirmed it
     assert document["findings"][0]["rank"] == 6
+    assert [round(node["tests"]["memory"], 1) for node in document["nodes"]] == [0.0, -0.3, 0.0, 0.0]
 
 
 def test_a_silent_node_and_one_that_computes_wrong_numbers_are_named_and_the_rest_accepted() -> None:
@@ -423,6 +428,13 @@ def test_lines_that_make_no_sense_are_skipped() -> None:
     assert samples.evidence.rounds == {"memory": {(rank,): [5.0] for rank in range(4)}}
     assert not samples.together
     assert states(certify(samples)) == dict.fromkeys(NAMES[:4], ("failed", ["no_answer"]))
+
+
+def test_only_rank_0_tells_who_is_silent_and_that_all_was_measured() -> None:
+    lines = b'certify {"kind":"silent","rank":2,"stage":"node"}\ncertify {"kind":"end","at":9}\n'
+    for rank, found in ((0, ({2: "node"}, 9.0)), (1, ({}, None))):
+        samples = read_samples({rank: partial(io.BytesIO, lines)}, 4, Evidence(1, 300.0))
+        assert (samples.silent, samples.ended) == found
 
 
 def soaked(slow: dict[int, set[int]]) -> Samples:

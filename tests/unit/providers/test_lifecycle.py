@@ -220,6 +220,21 @@ def test_a_request_that_failed_and_yet_was_done_is_taken_as_done(cloud: ToyCloud
     assert up(CLUSTER, toy_resources(cloud, "demo"), store).state == "ready"
 
 
+def test_a_failed_request_of_which_nobody_can_tell_whether_it_was_done_stays_in_the_record(
+    cloud: ToyCloud, store: Store
+) -> None:
+    class Blind(Thing):
+        def create(self) -> None:
+            self.cloud.order("find", "refuse")
+            self.cloud.order("create", "lie")
+            super().create()
+
+    with pytest.raises(MlbenchError, match="it failed") as caught:
+        up(CLUSTER, [Blind(cloud, "demo", "network")], store)
+    assert [item["name"] for item in caught.value.details["exists"]] == list(cloud.things) == ["demo-network"]
+    assert store.cluster("demo").state == "failed"
+
+
 def test_trouble_without_end_ends_with_patience(cloud: ToyCloud, store: Store) -> None:
     cloud.order("create", "busy-before")
     with pytest.raises(DeadlineError, match="try again") as caught:

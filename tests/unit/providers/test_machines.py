@@ -79,6 +79,12 @@ def test_what_is_not_listed_is_unknown() -> None:
     assert Plan((line, PlanLine("other", 1, 0.5)), "x").total is None
 
 
+def test_a_cloud_is_asked_for_each_price_that_no_table_has() -> None:
+    items = [("g5.xlarge", False), ("g5.xlarge", True), ("new.large", False)]
+    prices = load_prices("eks").ask_missing(items, "us-east-1", lambda item, spot: 9.0)
+    assert [prices.price(item, "us-east-1", spot=spot) for item, spot in items] == [1.006, 9.0, 9.0]
+
+
 def test_a_price_that_is_unknown_has_a_reason_and_a_row_to_add() -> None:
     prices = load_prices("gke")
     reserved = prices.line("worker", 1, "a4x-highgpu-4g", "us-central1")
