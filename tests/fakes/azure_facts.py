@@ -162,4 +162,5 @@ PRICES = [
     price("Standard_NC4as_T4_v3", 0.21, kind="DevTestConsumption"),
     price("Standard_NC4as_T4_v3", 0.1052, " Spot"),
     price("Standard_ND96isr_H100_v5", 98.32, product="Virtual Machines NDsr H100 v5 Series"),
+    price("Standard_ND96isr_H100_v5", 19.66, " Spot", "Virtual Machines NDsr H100 v5 Series"),
 ]

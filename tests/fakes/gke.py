@@ -65,7 +65,7 @@ class World(CloudDouble, PoolRules):
     repository_policies: dict[str, Object] = field(default_factory=dict)  # by the repository's path
     repository_policy_denied: bool = False
     max_clusters: int | None = None  # a limit of the project, which no quota shows
-    lacking: int = 0  # machines of a new pool that are not there until its operation ends
+    lacking: int = 0  # machines of a new pool that are not Ready until its operation ends
     pidfile: Path | None = None
     tokens: int = 0
     token_answer: dict[str, object] | None = None
@@ -323,12 +323,12 @@ class World(CloudDouble, PoolRules):
                 if pool.config.labels.get("mlbench-role") != role or not (running or provisioning):
                     continue
                 gpus = sum(item.accelerator_count for item in pool.config.accelerators)
-                status = {
-                    "conditions": [{"type": "Ready", "status": "True"}],
-                    "allocatable": {"nvidia.com/gpu": str(gpus)} if gpus else {},
-                }
-                there = pool.initial_node_count * len(pool.locations) - (self.lacking if provisioning else 0)
-                for number in range(there):
+                for number in range(pool.initial_node_count * len(pool.locations)):
+                    is_ready = not provisioning or number >= self.lacking
+                    status = {
+                        "conditions": [{"type": "Ready", "status": str(is_ready)}],
+                        "allocatable": {"nvidia.com/gpu": str(gpus)} if gpus else {},
+                    }
                     found.append({"metadata": {"name": f"{pool.name}-{number}"}, "status": status})
         return found
 

@@ -300,10 +300,12 @@ def test_attach_reads_only_and_keeps_the_context(mlbench: Any, api: Server, monk
     assert "right" not in (Store().folder / "mlbench.sqlite").read_bytes().decode("latin-1").split("token")[-1]
 
 
-def test_attach_takes_context_and_namespace(mlbench: Any, api: Server) -> None:
-    words = ("--kubeconfig", str(api.kubeconfig), "--context", "second", "--namespace", "bench")
+def test_attach_takes_context_and_namespace(mlbench: Any, api: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(api.kubeconfig.parent)
+    words = ("--kubeconfig", api.kubeconfig.name, "--context", "second", "--namespace", "bench")
     assert mlbench("attach-cluster", "mine", *words).code == 0
     details = Store().cluster("mine").details
+    assert details["kubeconfig"] == str(api.kubeconfig)
     assert (details["context"], details["namespace"]) == ("second", "bench")
 
 

@@ -74,6 +74,11 @@ def test_a_limit_that_google_refused_is_set_by_the_next_command(command: Any, gk
     gke_world.trouble = {"SetNodePoolAutoscaling": "PERMISSION_DENIED-before"}
     assert command(*CREATE, "--ttl", "2h").code == 3  # an end that comes later
     assert not pool.autoscaling.enabled
+    (job,) = [item for path, item in gke_world.objects.items() if "/jobs/" in path]
     gke_world.trouble = {}
     assert command(*CREATE, "--ttl", "2h").code == 0
     assert pool.autoscaling.max_node_count == 2
+    job["status"]["conditions"] = [{"type": "Failed", "status": "True"}]  # and holds nothing any more
+    assert command(*CREATE).code == 0
+    (again,) = [item for path, item in gke_world.objects.items() if "/jobs/" in path]
+    assert "conditions" not in again["status"]
