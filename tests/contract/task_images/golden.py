@@ -1,4 +1,4 @@
-"""Curves of every task and every method, kept as files, so that a change of the code cannot change a training unseen.
+"""Curves of every task, kept as files, so that a change of the code cannot change a training unseen.
 
 `python -m tests.contract.task_images.golden` takes them again on two ranks; test_golden.py compares.
 """
@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from mlbench_cli.tasks.catalog import load_task
-from task_images.methods import FILES
 from tests.contract.task_images.ranks import RankServer, share_forks
 
 FOLDER = Path(__file__).with_name("curves")
@@ -34,14 +33,12 @@ TASKS: Mapping[str, Mapping[str, Any]] = {
     "wmt16_gnmt": BLOCKS,
     "wmt17_transformer": BLOCKS,
 }
-METHOD_TASK = "digits_resnet"
 
 
-def take_curve(ranks: RankServer, task: str, folder: Path, method: str | None = None) -> list[dict[str, float]]:
+def take_curve(ranks: RankServer, task: str, folder: Path) -> list[dict[str, float]]:
     """The points of a training on two ranks, with seed 42."""
-    environment = {} if method is None else {"MLBENCH_METHOD": json.dumps({"name": method})}
     parameters = load_task(task).resolve("tiny", TASKS[task])
-    ended = ranks.run(" ".join(load_task(task).command[2:]), 2, folder, parameters, **environment)
+    ended = ranks.run(" ".join(load_task(task).command[2:]), 2, folder, parameters)
     assert [one.code for one in ended] == [0, 0], ended[0].stderr[-2000:]
     details = ended[0].result["details"]
     points = details["curve"] or [{"train_loss": details["train_loss"]}]
@@ -53,19 +50,12 @@ def read_curve(name: str) -> list[dict[str, float]]:
     return found
 
 
-def list_methods() -> list[str]:
-    """Methods that two ranks can train this task with, without parameter servers."""
-    return [name for name in FILES if not name.endswith("-ps") and name not in ("hsdp", "onebit-adam")]
-
-
 def main() -> None:
     """Take all curves again, or those that are named on the command line."""
     ranks = RankServer(share_forks())
-    wanted: dict[str, tuple[str, str | None]] = {task: (task, None) for task in TASKS}
-    wanted |= {f"method-{name}": (METHOD_TASK, name) for name in list_methods()}
-    for name in sys.argv[1:] or wanted:
+    for name in sys.argv[1:] or TASKS:
         with tempfile.TemporaryDirectory() as folder:
-            curve = take_curve(ranks, wanted[name][0], Path(folder), wanted[name][1])
+            curve = take_curve(ranks, name, Path(folder))
         rows = ",\n ".join(json.dumps(point) for point in curve)
         (FOLDER / f"{name}.json").write_text(f"[{rows}]\n", "utf-8")
         print(name, curve[-1])

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from mlbench_cli.tasks.catalog import load_task
-from task_images.methods.catalog import describe, find_class
 from tests import NIGHTLY
 from tests.contract.task_images.ranks import Ended, Parameters, RankServer
 from tests.contract.task_images.test_tiny_runs import check_times
@@ -153,18 +152,6 @@ def test_a_resumed_training_goes_on_as_if_nothing_had_happened(ranks: RankServer
         assert "main.pt cannot be read" in one.stderr
 
 
-@pytest.mark.nightly  # by day, gpt_pretraining/test_layouts.py keeps residuals
-def test_a_resumed_training_goes_on_with_the_residuals_of_each_rank(ranks: RankServer, tmp_path: Path) -> None:
-    """Each rank has written its own, to its own output."""
-    method = {"MLBENCH_METHOD": json.dumps(describe(find_class("eftopk")()))}
-    whole = finished_result(run(ranks, tmp_path / "whole", environment=method, **SMALL, epochs=3))
-    finished_result(run(ranks, tmp_path / "first", environment=method, **SMALL, epochs=2, checkpoint_every=2))
-    written = tmp_path / "first" / "output-0" / "checkpoints" / "4"
-    assert (tmp_path / "first" / "output-1" / "checkpoints" / "4" / "rank-1.pt").exists()
-    second = run(ranks, tmp_path / "second", environment=method, **SMALL, epochs=3, resume=str(written))
-    assert losses(finished_result(second)) == losses(whole)[2:]
-
-
 @pytest.mark.slow
 def test_an_empty_share_of_the_validation_set_hangs_nobody(ranks: RankServer, tmp_path: Path) -> None:
     """One image, two ranks: the second one has nothing to validate. Buffers used to be broadcast in its absence."""
@@ -177,17 +164,6 @@ def test_an_empty_share_of_the_validation_set_hangs_nobody(ranks: RankServer, tm
 
 
 @pytest.mark.nightly
-def test_ddp_validates_the_same_model_as_the_flat_reduction(ranks: RankServer, tmp_path: Path) -> None:
-    """Running statistics of BatchNorm are averaged over ranks with both, so that validation is equal, too."""
-    same = {"learning_rate": 0.05, "scale_rate": False, "warmup_epochs": 0, "nesterov": False, "schedule": "multistep"}
-    curves = []
-    for task in ("cifar10_resnet20", "cifar10_resnet20_ddp"):
-        result = finished_result(run(ranks, tmp_path / task, task=task, **SMALL | same | {"epochs": 2}))
-        curves.append([point["loss"] for point in result["details"]["curve"]])
-    assert curves[0] == pytest.approx(curves[1], rel=1e-5)
-
-
-@pytest.mark.nightly
 def test_a_budget_is_spent_beyond_the_goal(ranks: RankServer, tmp_path: Path) -> None:
     result = finished_result(
         run(ranks, tmp_path, **SMALL | {"goal_full": 0.0, "goal_light": 0.0}, epochs=3, budget_seconds=60.0)
@@ -195,13 +171,6 @@ def test_a_budget_is_spent_beyond_the_goal(ranks: RankServer, tmp_path: Path) ->
     assert result["outcome"] == "goal_reached"  # for the epochs ended before the budget did
     assert result["epochs"] == 1
     assert len(result["details"]["curve"]) == 3
-
-
-@pytest.mark.nightly
-def test_mixed_precision_learns_and_is_listed(ranks: RankServer, tmp_path: Path) -> None:
-    result = finished_result(run(ranks, tmp_path, **SMALL, epochs=2, precision="bf16"))
-    assert result["details"]["options"]["precision"] == "bf16"
-    assert losses(result)[0] < 3.0
 
 
 def test_files_in_the_official_format_are_trained_on(ranks: RankServer, tmp_path: Path) -> None:
@@ -218,14 +187,6 @@ def test_files_in_the_official_format_are_trained_on(ranks: RankServer, tmp_path
     assert identity["official"] is False
     assert identity["reason"].startswith("a part of the official data: 35 training images instead of 50000")
     assert identity["digest"].startswith("sha256:")
-
-
-def test_a_diverging_training_fails(ranks: RankServer, tmp_path: Path) -> None:
-    for one in run(ranks, tmp_path, **SMALL | {"learning_rate": 1e30, "goal_full": 0.0}):
-        assert one.code == 1
-        assert "training has diverged" in one.stderr
-        assert "Traceback" not in one.stderr
-        assert not one.events("result")
 
 
 def test_a_model_spoilt_by_its_last_update_reaches_no_goal(ranks: RankServer, tmp_path: Path) -> None:

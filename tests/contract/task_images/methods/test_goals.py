@@ -9,11 +9,9 @@ import pytest
 from mlbench_cli.tasks.catalog import load_task
 from task_images.methods import FILES
 from task_images.methods.catalog import find_class
-from tests import NIGHTLY
 from tests.contract.task_images.ranks import RankServer
 
 TASK = "task_images.run digits_resnet"
-INEXACT = ("fp16", "bf16", "ef-signsgd", "dgc", "gtopk", "qsgd", "powersgd", "localsgd", "dpsgd", "choco")
 
 
 def train(ranks: RankServer, folder: Path, name: str, **options: str) -> Any:
@@ -23,15 +21,6 @@ def train(ranks: RankServer, folder: Path, name: str, **options: str) -> Any:
     ended = ranks.run(TASK, 2, folder, load_task("digits_resnet").resolve("tiny", {}), **variables)
     assert [one.code for one in ended] == [0] * len(ended), (name, [one.stderr[-1000:] for one in ended])
     return ended[0].result
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", INEXACT if NIGHTLY else ("qsgd",))
-def test_what_is_not_the_exact_mean_reaches_the_goal_all_the_same(ranks: RankServer, tmp_path: Path, name: str) -> None:
-    """`benchmarks/goals.py` trains with every method."""
-    assert find_class(name).reaches_goals
-    result = train(ranks, tmp_path / name, name)
-    assert result["outcome"] == "goal_reached", result["goal"]
 
 
 @pytest.mark.slow

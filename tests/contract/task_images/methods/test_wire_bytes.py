@@ -6,16 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from mlbench_cli.agent.network.namespaces import ShapingError
-from mlbench_cli.agent.network.shaped import ShapedNetwork
-from mlbench_cli.model.network import parse_network, worker_address
 from task_images.methods import FILES
 from task_images.methods.catalog import find_class
 from tests import NIGHTLY
 from tests.contract.task_images.methods.wire_ranks import UPDATES, WIDTHS
-from tests.contract.task_images.ranks import Ended, RankServer, launch_within
+from tests.contract.task_images.ranks import Ended, RankServer
 
-NETWORK = "500mbit,1ms"
 PROGRAM = "tests.contract.task_images.methods.wire_ranks"
 SIZE = 4 * 301 * sum(WIDTHS)  # bytes of all gradients
 # Of torch's engines, which do not count: sizes of the model that all ranks together send in an update, times P - 1.
@@ -32,23 +28,6 @@ def measure(ranks: RankServer, folder: Path, size: int, name: str = "", **parame
     servers = int(name in SERVED)
     ended = ranks.wait(ranks.start(PROGRAM, size, folder, parameters, changes, servers=servers), 800)
     return read_counts(ended, size)
-
-
-def measure_shaped(folder: Path, size: int, name: str) -> list[Counts]:
-    """The same on a shaped network; without a name, all methods without servers."""
-    servers = int(name in SERVED)
-    changes = {"MASTER_ADDR": worker_address(0), "GLOO_SOCKET_IFNAME": "eth0"}
-    if name:
-        changes["MLBENCH_METHOD"] = json.dumps({"name": name})
-    try:
-        network = ShapedNetwork(parse_network(NETWORK), size + servers)
-    except ShapingError as error:  # needs Linux and namespaces
-        pytest.skip(str(error))
-    try:
-        ended = launch_within(800, PROGRAM, size, folder, {}, changes, servers, network.enter_worker)
-        return read_counts(ended, size)
-    finally:
-        network.close()
 
 
 def read_counts(ended: Sequence[Ended], size: int) -> list[Counts]:
@@ -110,22 +89,8 @@ def test_three_ranks_send_what_they_say_by_a_few_methods(ranks: RankServer, tmp_
     compare(found)
 
 
-@pytest.mark.nightly
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize(("size", "name"), WAYS)
-def test_ranks_send_what_they_say_on_a_shaped_network(tmp_path: Path, size: int, name: str) -> None:
-    check_counts(measure_shaped(tmp_path, size, name), name)
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", SERVED if NIGHTLY else ("bytescheduler-ps",))
 def test_trainers_send_servers_what_they_say(ranks: RankServer, tmp_path: Path, name: str) -> None:
     compare_served(measure(ranks, tmp_path, 2, name), name)
-
-
-@pytest.mark.nightly
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", SERVED)
-def test_trainers_send_servers_what_they_say_on_a_shaped_network(tmp_path: Path, name: str) -> None:
-    compare_served(measure_shaped(tmp_path, 2, name), name)
