@@ -339,8 +339,6 @@ class World(CloudDouble, PoolRules):
             kubelets = [f"kubelet-of-{item['name']}" for item in self.clusters.values()]
             if properties["principalId"] not in [*principals, *kubelets] or self.unknown_looks >= 0:
                 raise ApiError(400, "PrincipalNotFound", f"Principal {properties['principalId']} does not exist.")
-        if kind == "federatedIdentityCredentials" and path.lower().rpartition("/federated")[0] not in self.others:
-            raise ApiError(404, "ParentResourceNotFound", "The identity was not found.")
         self.others[path.lower()] = {**made, "properties": properties}
         return 200 if known else 201, self.others[path.lower()]
 

@@ -430,7 +430,6 @@ class Google:
         self.environment = {
             "MLBENCH_GKE_ENDPOINT": f"127.0.0.1:{port}",
             "MLBENCH_COMPUTE_ENDPOINT": url,
-            "MLBENCH_BILLING_ENDPOINT": url,
             "MLBENCH_ARTIFACT_ENDPOINT": url,
             "MLBENCH_RESOURCE_MANAGER_ENDPOINT": url,
             "GOOGLE_APPLICATION_CREDENTIALS": str(_key_file(folder, url)),

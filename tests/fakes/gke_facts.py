@@ -76,34 +76,3 @@ OPERATION_ERRORS = {
     ),
     "quota": (8, "GCE_QUOTA_EXCEEDED", "Quota 'NVIDIA_L4_GPUS' exceeded. Limit: 0.0 in region europe-west1."),
 }
-
-
-def _sku(description: str, usage: str, nanos: int, units: str = "0") -> dict[str, object]:
-    """In the form of the catalog: units is a text, and a price has nanos besides."""
-    rate = {"startUsageAmount": 0, "unitPrice": {"currencyCode": "USD", "units": units, "nanos": nanos}}
-    expression = {"usageUnit": "h", "tieredRates": [rate], "baseUnit": "s", "baseUnitConversionFactor": 3600}
-    return {
-        "description": description,
-        "category": {"resourceFamily": "Compute", "resourceGroup": "GPU", "usageType": usage},
-        "serviceRegions": ["us-central1", "europe-west1"],
-        "pricingInfo": [{"pricingExpression": expression, "effectiveTime": "2026-11-01T00:00:00Z"}],
-    }
-
-
-SKUS = [
-    _sku("N1 Predefined Instance Core running in Americas", "OnDemand", 31611000),
-    _sku("N1 Predefined Instance Ram running in Americas", "OnDemand", 4237000),
-    _sku("A2 Instance Core running in Americas", "OnDemand", 31611000),
-    _sku("A2 Instance Ram running in Americas", "OnDemand", 4237000),
-    _sku("Nvidia Tesla A100 GPU running in Americas", "OnDemand", 933908000, "2"),
-    # Bought for a time: it says that it is on demand, and is cheaper than spot.
-    _sku("Nvidia Tesla A100 GPU DWS Defined Duration running in Americas", "OnDemand", 500000000),
-    _sku("Commitment v1: Nvidia Tesla A100 GPU running in Americas for 1 Year", "Commit1Yr", 800000000, "1"),
-    _sku("Nvidia Tesla T4 GPU running in Americas", "OnDemand", 350000000),
-    _sku("Spot Preemptible A2 Instance Core running in Americas", "Preemptible", 9000000),
-    _sku("Spot Preemptible A2 Instance Ram running in Americas", "Preemptible", 1000000),
-    # The form of GPUs: several public readers of the catalog.
-    _sku("Nvidia Tesla A100 GPU attached to Spot Preemptible VMs running in Americas", "Preemptible", 434000000, "1"),
-    _sku("Nvidia Tesla T4 GPU attached to Spot Preemptible VMs running in Americas", "Preemptible", 209000000),
-    _sku("G2 Instance Core running in Americas", "OnDemand", 0),  # a price of 0 is none
-]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from tests.fakes.gke_fabric import answer_object, may_apply
-from tests.fakes.gke_facts import PLAIN, PODS, REGION, SHAPES, SKUS, ZONE, ZONES, ApiError
+from tests.fakes.gke_facts import PLAIN, PODS, REGION, SHAPES, ZONE, ZONES, ApiError
 from tests.fakes.gke_rights import permission_of_kubernetes, permission_of_web
 from tests.fakes.kube_pods import Object, start_job
 
@@ -72,8 +72,8 @@ class Web(Handler):
             asked = json.loads(body)["permissions"]
             self.answer({"permissions": [name for name in asked if name not in self.world.denied]})
             return
-        if self.path.endswith("IamPolicy"):
-            self._serve("Policy", lambda: self._do_policy(json.loads(body)))
+        if self.path.endswith(":getIamPolicy"):
+            self._serve("Policy", self._read_policy)
             return
         if self.world.token_answer is not None:
             self.answer(self.world.token_answer, 400)
@@ -110,17 +110,11 @@ class Web(Handler):
                 document = {"error": {"code": code, "message": str(error), "errors": [reason]}}
         self.answer(document, code)
 
-    def _do_policy(self, body: Object) -> tuple[int, Object]:
-        """The project's policy: a write with an old etag is refused, so that nobody's change is lost."""
-        world = self.world
-        if world.policy_denied:
+    def _read_policy(self) -> tuple[int, Object]:
+        """The project's policy."""
+        if self.world.policy_denied:
             return refuse(403, "Policy update access denied.", "PERMISSION_DENIED")
-        if self.path.endswith(":setIamPolicy"):
-            given = body["policy"]
-            if given.get("etag") != world.policy["etag"]:
-                return refuse(409, "There were concurrent policy changes.", "ABORTED")
-            world.policy = {**given, "etag": str(int(given["etag"]) + 1)}
-        return 200, world.policy
+        return 200, self.world.policy
 
     def _list_repositories(self, parent: str, below: str | None) -> tuple[int, Object]:
         """The regions that have repositories of Artifact Registry, or the repositories of one."""
@@ -181,9 +175,6 @@ class Web(Handler):
         if match := re.fullmatch(r"/v1/projects/([a-z0-9-]+)", self.path):
             self.answer({"projectId": match[1], "projectNumber": "123456789"})
             return
-        if self.path.startswith("/v1/services/"):
-            self.answer(self._list_skus())
-            return
         parts = self.path.split("/")[5:]
         quotas = [
             {"metric": name, "limit": limit, "usage": self.world.used.get(name, 0)}
@@ -213,28 +204,11 @@ class Web(Handler):
         else:
             self.answer({"error": {"code": 404, "message": f"The resource '{self.path}' was not found"}}, 404)
 
-    def _list_skus(self) -> dict[str, object]:
-        """Two pages of the catalog; a wrong service answers 200 without any."""
-        url = urlsplit(self.path)
-        if url.path != "/v1/services/6F81-5844-456A/skus":
-            return {"skus": []}
-        half = len(SKUS) // 2
-        if "pageToken" in parse_qs(url.query):
-            return {"skus": SKUS[half:], "nextPageToken": ""}
-        return {"skus": SKUS[:half], "nextPageToken": "second"}
-
     def _disk(self, handle: str) -> dict[str, Any]:
         zone, name = handle.partition("/zones/")[2].partition("/")[0], handle.rpartition("/")[2]
         labels = {"goog-k8s-cluster-name": self.world.claimant, "goog-k8s-cluster-location": zone}
         found = {"name": name, "sizeGb": "10", "status": "READY", "zone": f"https://x/zones/{zone}"}
         return {**found, "labels": labels}
-
-    def _balancers(self) -> list[Object]:
-        """The forwarding rules of Services; nothing in them names their cluster."""
-        return [
-            {"name": name, "IPAddress": "203.0.113.7", "region": f"https://x/regions/{REGION}"}
-            for name in self.world.balancers
-        ]
 
     def _outside(self, parts: list[str]) -> None:
         """ASSUMED: GKE labels the disks of all volumes; forwarding rules are filtered by their address."""
@@ -251,12 +225,10 @@ class Web(Handler):
             named = [disk for disk in disks if asked and asked <= set(disk["labels"].items())]
             self.answer({"items": {f"zones/{ZONE}": {"disks": named}}})
             return
-        elif place == "forwardingRules" and parts[0] == "aggregated":
-            self.answer({"items": {f"regions/{REGION}": {"forwardingRules": self._balancers()}}})
-            return
-        elif wanted.startswith("name%3D"):
-            named = [item for item in self._balancers() if item["name"] == wanted.removeprefix("name%3D")]
-            self.answer({"items": named} if parts[:2] == ["regions", REGION] else {})
+        elif wanted.startswith("name%3D"):  # nothing in them names their cluster
+            name = wanted.removeprefix("name%3D")
+            is_here = parts[:2] == ["regions", REGION] and name in self.world.balancers
+            self.answer({"items": [{"name": name, "IPAddress": "203.0.113.7"}] if is_here else []})
             return
         else:
             found = [item for item in self.world.outside if wanted == f"IPAddress%3D{item}" and parts[0] != "global"]

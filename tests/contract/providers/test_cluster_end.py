@@ -210,12 +210,17 @@ def test_disks_of_a_cluster_that_was_deleted_elsewhere_are_not_forgotten(
     gke_world.clusters.clear()  # with gcloud, and its claims remain
     disks = [f"projects/{PROJECT}/zones/{place}/disks/pvc-{place}" for place in (ZONE, "us-east1-b")]
     gke_world.outside = {*disks}  # one of a cluster of the same name elsewhere
+    rule = {"name": "k8s-fw-a1b2", "targetTags": ["gke-rel-2-0123abcd-node"]}
+    gke_world.networks.found["global/firewalls/k8s-fw-a1b2"] = rule  # the one trace of whose load balancer it is
+    gke_world.balancers = {"a1b2", "a3c4"}
     found = command("gc", "gke")
-    assert (found.code, f"rel-2 has disk pvc-{ZONE} left" in found.err) == (0, True), found.err
+    assert (found.code, f"rel-2 has disk pvc-{ZONE}, load balancer a1b2 left" in found.err) == (0, True), found.err
     deleted = command("delete-cluster", "gke", "rel-2", "--yes")
     assert (deleted.code, f"gcloud compute disks delete pvc-{ZONE}" in deleted.err) == (8, True), deleted.err
-    assert "pvc-us-east1-b" not in deleted.err
-    gke_world.outside = set()
+    assert "gcloud compute forwarding-rules delete a1b2 --region europe-west1" in deleted.err
+    assert not [name for name in ("pvc-us-east1-b", "a3c4") if name in deleted.err]
+    gke_world.outside, gke_world.balancers = set(), set()
+    del gke_world.networks.found["global/firewalls/k8s-fw-a1b2"]
     assert "rel-2" not in command("gc", "gke").out
 
 

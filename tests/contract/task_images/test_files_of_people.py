@@ -1,15 +1,18 @@
 """Data sets as people have them: half extracted, renamed, with byte order marks, or cut off."""
 
 import gzip
+import itertools
 import json
 import os
 import pickle
 import shutil
 import struct
+import sys
 import tarfile
 import zipfile
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -243,10 +246,11 @@ def test_a_text_without_words_is_refused_when_it_is_prepared(tmp_path: Path, nam
 
 
 @pytest.mark.parametrize("missing", ["", "utilization", "device_memory_used", "power_draw"])
+@pytest.mark.parametrize(("rocm", "watts"), [(None, 100.0), ("6.4", 100_000.0)])
 def test_one_missing_counter_of_a_gpu_costs_no_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: str, rocm: str | None, watts: float
 ) -> None:
-    """Partitions (MIG), unified memory and old drivers lack some."""
+    """Partitions (MIG), unified memory and old drivers lack some. torch gives the power of AMD's GPUs in watts."""
 
     def fail(_: object) -> int:
         raise RuntimeError("Not Supported")
@@ -257,11 +261,17 @@ def test_one_missing_counter_of_a_gpu_costs_no_other(
     names["device_memory_used"] = "peak_memory_bytes"
     for name in names:
         monkeypatch.setattr(torch.cuda, name, fail if name == missing else lambda _: 100_000)
+    monkeypatch.setattr(torch.version, "hip", rocm)
+    joules = itertools.count(5_000_000, 1_000)  # since the driver was loaded, in millijoules
+    library = SimpleNamespace(nvmlInit=lambda: None, nvmlDeviceGetHandleByPciBusId=lambda _: None)
+    library.nvmlDeviceGetTotalEnergyConsumption = lambda _: next(joules)
+    monkeypatch.setitem(sys.modules, "pynvml", library)
     with nccl.GpuSampler(torch.device("cuda", 0), tmp_path, seconds=0.01) as sampler:
         until(lambda: bool(sampler.facts()))
-    found = sampler.facts()
-    assert set(found) - {"samples"} == {each for name, each in names.items() if name != missing}
-    assert found.get("power_watts", 100.0) == 100.0
+    found: dict[str, Any] = sampler.facts()
+    assert set(found) - {"samples", "energy_joules"} == {each for name, each in names.items() if name != missing}
+    assert found.get("power_watts", watts) == watts
+    assert 0 < found["energy_joules"] < 5_000
     rows = [json.loads(line) for line in (tmp_path / "gpu.jsonl").read_text().splitlines()]
     assert {row["address"] for row in rows} == {"00000000:01:00.0"}
 

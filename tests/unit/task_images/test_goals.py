@@ -38,6 +38,13 @@ def test_a_missed_goal_tells_the_best_value() -> None:
     assert watch.facts()["value"] == 85.0
 
 
+def test_a_resumed_run_with_a_higher_goal_has_yet_to_reach_it() -> None:
+    first, resumed = (GoalWatch("Prec@1", ">=", full, 70, "full") for full in (80, 90))
+    first.observe(85, 3, Tracker())
+    resumed.load_state_dict(first.state_dict())
+    assert (list(resumed.passages), resumed.reached, resumed.best) == (["light"], False, 85)
+
+
 @pytest.mark.parametrize("value", [math.inf, math.nan, -math.inf])
 def test_what_is_not_finite_meets_no_goal(value: float) -> None:
     for comparison in (">=", "<="):

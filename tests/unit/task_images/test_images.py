@@ -9,6 +9,7 @@ import torch
 from task_images.contract import Contract
 from task_images.data import ArrayData, generator
 from task_images.images import Crops, ImageData, synthetic_images
+from task_images.train import Samples
 from task_images.world import World
 
 ROOT = Path(__file__).parents[3]
@@ -65,6 +66,8 @@ def test_the_ranks_share_one_epoch_whatever_their_number_and_threads() -> None:
         assert torch.equal(torch.cat([part.inputs for part in parts]), inputs)
         assert torch.equal(torch.cat([part.targets for part in parts]), targets)
         assert {part.total for part in parts} == {len(targets)}
+    shown = [sum(int(batch.inputs.sum()) for batch in data().training(epoch)) for epoch in (1, 2, 3)]
+    assert len(set(shown)) == 3  # other parts of each image in every epoch
 
 
 def test_images_that_are_kept_on_the_device_give_the_same_batches() -> None:
@@ -106,6 +109,9 @@ def test_validation_covers_every_row_of_an_array_once() -> None:
     ]
     found = torch.cat([batch.targets for one in ranks for batch in one.validation()])
     assert found.tolist() == targets.tolist()
+    alone = ArrayData(one_of(0, 1), (rows, targets), (rows, targets), 2, 7, validation_batch=20)
+    work = Samples(alone, one_of(0, 1), torch.nn.Identity(), lambda outputs, _: outputs.mean())
+    assert work.validate(1)["loss"] == rows.mean()  # each row counts the same, also those of a last batch of 10
 
 
 def test_normalization() -> None:

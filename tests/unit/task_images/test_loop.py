@@ -105,7 +105,7 @@ def test_a_rate_counts_the_waiting_for_data_and_not_the_validation(tmp_path: Pat
 
     _, result = train(tmp_path, Plan(2), prepare=slow_down)
     found = result["details"]["throughput"]
-    assert found["samples_per_second"] <= 2 / 0.02
+    assert found["least"] == found["most"] == found["samples_per_second"] <= 2 / 0.02  # of the second epoch alone
     assert found["data_wait_share"] > 0.5
 
 
@@ -119,8 +119,10 @@ def test_a_schedule_follows_the_loss_of_the_validation(tmp_path: Path) -> None:
     def follow(trainer: MeanTrainer) -> None:
         trainer.schedule = Following(Constant(0.1))
 
-    train(tmp_path, Plan(2), prepare=follow)
-    assert seen == [1.0, 1.0]
+    trainer, _ = train(tmp_path, Plan(2, validate_every=2), prepare=follow)
+    assert seen == [1.0, 1.0]  # of epochs, not of validations within them
+    late, _ = train(tmp_path, Plan(2, validate_every=3))  # shortly before the end of an epoch there is none
+    assert [[point["update"] for point in each.curve] for each in (trainer, late)] == [[2, 4, 6, 8], [4, 8]]
 
 
 def test_a_budget_ends_the_training_and_no_goal_does(tmp_path: Path) -> None:

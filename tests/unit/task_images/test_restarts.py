@@ -5,7 +5,7 @@ import io
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from task_images.contract import Contract, TaskUsageError, parse_event
 from task_images.data import lasting_generator
 from task_images.methods.base import Bsp
+from task_images.metrics import Mean
 from task_images.report import GoalWatch, Reporter
 from task_images.schedules import PerEpoch
 from task_images.train import PassLoss, Plan, Trainer, Update
@@ -26,10 +27,12 @@ UPDATES, EVERY = 5, 3  # of an epoch, and between two checkpoints: the last one 
 
 @dataclass
 class Noisy:
-    """Rows with noise from a stream that goes on from update to update, and a model with dropout and buffers."""
+    """Rows with noise from a stream that goes on from update to update, a model with dropout and buffers, and a metric
+    of the training samples."""
 
     model: nn.Module
     stream: torch.Generator
+    size: Mean = field(default_factory=lambda: Mean("size"))
 
     def count(self, epoch: int) -> int:
         return UPDATES
@@ -50,6 +53,18 @@ class Noisy:
         value = outputs.square().mean()
         return PassLoss(value, value.detach(), len(data))
 
+    def observe(self, outputs: Tensor, data: Tensor) -> None:
+        self.size.add_mean(outputs.abs().mean(), len(data))
+
+    def collect_metrics(self) -> dict[str, float]:
+        return {"size": self.size.value(self.size.take())}
+
+    def read_sums(self) -> list[float]:
+        return self.size.read()
+
+    def load_sums(self, sums: list[float]) -> None:
+        self.size.add(*sums)
+
 
 class Counter:
     """Something that a task counts itself."""
@@ -69,7 +84,12 @@ class LostError(Exception):
 
 
 def start(
-    folder: Path, attempt: int, after_update: Callable[[int], None], resume: Path | None = None, seed: int = 1
+    folder: Path,
+    attempt: int,
+    after_update: Callable[[int], None],
+    resume: Path | None = None,
+    seed: int = 1,
+    every: str = str(EVERY),
 ) -> Any:
     """One attempt of two epochs: the trainer, and the result that it reports."""
     output = folder / f"output-{attempt}"
@@ -79,7 +99,7 @@ def start(
         "MLBENCH_OUTPUT_DIR": str(output),
         "MLBENCH_ATTEMPT": str(attempt),
         "MLBENCH_CHECKPOINT_DIR": str(folder / "checkpoints"),
-        "MLBENCH_CHECKPOINT_EVERY": str(EVERY),
+        "MLBENCH_CHECKPOINT_EVERY": every,
         "MLBENCH_RESUME": str(resume or ""),
     }
     world, out = open_world(Contract(variables)), io.StringIO()
@@ -125,8 +145,9 @@ def test_a_training_that_is_started_again_ends_as_one_that_was_not(tmp_path: Pat
     again, rest = start(tmp_path / "lost", 1, lambda update: None, lose(tmp_path / "lost"))
     for (name, one), other in zip(whole.model.state_dict().items(), again.model.state_dict().values(), strict=True):
         assert torch.equal(one, other), name
-    assert [(point["epoch"], point["update"], point["train_loss"]) for point in again.curve] == [
-        (point["epoch"], point["update"], point["train_loss"]) for point in whole.curve
+    names = ("epoch", "update", "train_loss", "train_size")
+    assert [[point[name] for name in names] for point in again.curve] == [
+        [point[name] for name in names] for point in whole.curve
     ]
     rates = [[event["value"] for event in events if event.get("name") == "learning_rate"] for events in (told, rest)]
     assert rates[1] == rates[0][2 * EVERY :]
@@ -134,6 +155,11 @@ def test_a_training_that_is_started_again_ends_as_one_that_was_not(tmp_path: Pat
     for events in (told, rest):  # the light goal was passed before the checkpoint
         [result] = [event for event in events if event["event"] == "result"]
         assert result["details"]["goals"]["light"]["updates"] == UPDATES
+
+
+def test_checkpoints_by_the_clock_are_as_far_apart_as_asked(tmp_path: Path) -> None:
+    _, events = start(tmp_path, 0, lambda update: time.sleep(0.6 if update == 0 else 0.0), every="0.5s")
+    assert 1 <= len([event for event in events if event.get("name") == "checkpoint_seconds"]) <= 2
 
 
 def test_the_clock_of_a_run_goes_on_from_its_first_update_and_counts_nothing_twice(tmp_path: Path) -> None:

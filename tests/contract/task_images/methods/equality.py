@@ -32,8 +32,13 @@ CLIP = 2.0
 OPTIMIZERS = {"SGD": Setting(), "momentum": Setting(momentum=0.9), "AdamW": Setting(decay=0.1, adam=True)}
 SITUATIONS = ("plain", "clip", "overflow")
 SETTINGS = [f"{optimizer}, {situation}" for optimizer in OPTIMIZERS for situation in SITUATIONS]
-# Late phases begin early enough for a case to meet them.
-EARLY = {"diloco": {"steps": "3"}, "onebit-adam": {"warmup_steps": "4"}, "powersgd": {"warmup": "2"}}
+# Late phases begin early enough for a case to meet them, and a factor is not 1.
+EARLY = {
+    "diloco": {"steps": "3"},
+    "onebit-adam": {"warmup_steps": "4"},
+    "powersgd": {"warmup": "2"},
+    "slowmo": {"alpha": "0.5"},
+}
 EQUAL, REFUSED = "equal", "refused"
 TOLERANCE = 1e-5  # scales and norms travel in float32
 # Of formats that round, by the norm of a tensor: AdamW makes a full step of a gradient that rounding turns around.
