@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
 from mlbench_cli.errors import (
     CapacityError,
@@ -138,17 +137,6 @@ def test_gke(command: Command, gke_world: World, monkeypatch: pytest.MonkeyPatch
     assert {item.name: item.state for item in Store().clusters()}.get(NAME) == ("failed" if case.recorded else None)
 
 
-def test_gke_the_name_is_a_foreign_clusters(command: Command, gke_world: World) -> None:
-    assert command("create-cluster", "gke", "2", "bad", "--yes").code == 0
-    gke_world.find_cluster(NAME).resource_labels = {"team": "production"}
-    Store().forget_cluster(Store().cluster(NAME))
-    before = list(gke_world.log)
-    done = command("create-cluster", "gke", "2", "bad", "--yes")
-    judge(done, Case(UsageError, "was not created by mlbench, so it is left alone", "Choose another name"))
-    assert all(line.startswith(("Get", "List")) for line in gke_world.log[len(before) :])
-    assert NAME not in {cluster.name for cluster in Store().clusters()}
-
-
 def test_gke_secure_boot_and_tags_are_what_policies_ask_for(command: Command, gke_world: World) -> None:
     gke_world.wants_secure_boot = True
     done = command("create-cluster", "gke", "2", "good", "--secure-boot", "--tag", "team=research", "--yes")
@@ -255,40 +243,7 @@ def test_aks_tags_and_an_identity_of_the_company_are_what_policies_ask_for(
     assert (list(azure_world.groups), list(azure_world.others)) == (["net"], [IDENTITY.lower()])
 
 
-# --- records of other versions ----------------------------------------------------------------------------------------
-
-
-def _forget_details(name: str) -> None:
-    """As an older version wrote the record: without what is recorded today, with an option that has gone since."""
-    store = Store()
-    cluster = store.cluster(name)
-    old = ("nodes", "machine_type", "project", "subscription", "location", "expires")
-    known = {key: cluster.details[key] for key in old if key in cluster.details}
-    kept = {key: value for key, value in cluster.details["options"].items() if value and key in ("zone", "region")}
-    store.record_cluster(replace(cluster, details={**known, "options": {**kept, "an_option_that_has_gone": True}}))
-
-
-@pytest.mark.parametrize("cloud", ["gke", "aks"])
-def test_a_cluster_of_an_older_version_is_shown_and_deleted(
-    command: Command, cloud: str, request: pytest.FixtureRequest
-) -> None:
-    world = request.getfixturevalue("gke_world" if cloud == "gke" else "azure_world")
-    assert command("create-cluster", cloud, "2", "old", "--yes").code == 0
-    _forget_details("old-2")
-    assert "old-2" in command("list-clusters", "--cloud").out
-    deleted = command("delete-cluster", cloud, "old-2", "--yes")
-    assert deleted.code == 0, deleted.err
-    assert world.clusters == {}
-
-
-@pytest.mark.slow
-def test_a_cluster_of_an_older_version_on_eks_is_deleted(command: Command, aws: AwsClient) -> None:
-    created = command("create-cluster", "eks", "2", "old", "--region", REGION, "--yes")
-    assert created.code == 0, created.err[-600:]
-    _forget_details("old-2")
-    deleted = command("delete-cluster", "eks", "old-2", "--yes")
-    assert deleted.code == 0, deleted.err
-    assert aws.list_left("old-2") == []
+# --- clusters of other versions ---------------------------------------------------------------------------------------
 
 
 EARLIER = """

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 import providers
 from mlbench_cli.app import run
@@ -185,6 +186,21 @@ def test_a_cluster_is_known_by_its_tags_and_goes_from_any_machine(
     forgotten = command("gc", cloud.name)
     assert (forgotten.code, "its record is removed" in forgotten.err) == (0, True), forgotten.err
     assert [item.name for item in Store().clusters() if item.name == "rel-2"] == []
+
+
+def test_a_cluster_of_an_older_version_is_shown_and_deleted(cloud: Cloud, command: Command) -> None:
+    """Its record lacks what is recorded today, and has an option that has gone since."""
+    assert command("create-cluster", cloud.name, "2", "old", *cloud.words, "--yes").code == 0
+    store = Store()
+    cluster = store.cluster("old-2")
+    old = ("nodes", "machine_type", "project", "subscription", "location", "expires")
+    known = {key: cluster.details[key] for key in old if key in cluster.details}
+    kept = {key: value for key, value in cluster.details["options"].items() if value and key in ("zone", "region")}
+    store.record_cluster(replace(cluster, details={**known, "options": {**kept, "an_option_that_has_gone": True}}))
+    assert "old-2" in command("list-clusters", "--cloud").out
+    deleted = command("delete-cluster", cloud.name, "old-2", "--yes")
+    assert deleted.code == 0, deleted.err
+    assert cloud.left("old-2") == []
 
 
 def _list_clusters(command: Command) -> list[Any]:
