@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from mlbench_cli.errors import CapacityError
-from providers.gke.api import error_from_exception, error_from_words
+from providers.gke.api import error_from_words
 from tests.fakes.gke import World
 
 CREATE = ("create-cluster", "gke", "2", "rel", "--gpu-type", "l4", "--yes")
@@ -145,21 +145,6 @@ def test_a_host_project_that_has_not_let_gke_in_is_named(command: Callable[..., 
     refused = command(*CREATE, *SHARED, "--pods-range", "pods", "--services-range", "services")
     assert refused.code == 3, refused.err
     assert "hostServiceAgentUser" in refused.err
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        "Your application is authenticating by using local Application Default Credentials. The container API "
-        "requires a quota project, which is not set by default.",
-        "Caller does not have required permission to use project p. Grant the caller the role "
-        "roles/serviceusage.serviceUsageConsumer to use the quota project.",
-    ],
-)
-def test_a_missing_quota_project_is_no_quota(words: str) -> None:
-    from google.api_core.exceptions import Forbidden
-
-    assert error_from_exception(Forbidden(words), "create cluster in europe-west1-b", "p").exit_code == 3
 
 
 QUOTA_WORDS = (
