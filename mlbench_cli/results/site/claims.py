@@ -9,7 +9,7 @@ from functools import cached_property
 from mlbench_cli.results.analysis.comparability import ComparisonKey
 from mlbench_cli.results.analysis.jobs import Job, split_jobs
 from mlbench_cli.results.analysis.numbers import SAMPLES_PER_SECOND, SECONDS, format_estimate, unit_of
-from mlbench_cli.results.analysis.series import Group, Point, group_runs
+from mlbench_cli.results.analysis.series import Group, Measurement, Point, group_runs
 from mlbench_cli.results.analysis.stats import Estimate, estimate
 from mlbench_cli.results.site.entries import Entry, Withdrawal
 from mlbench_cli.util.text import shorten
@@ -110,22 +110,26 @@ class Claim:
         """Samples per second with interval."""
         return format_estimate(self.point.throughput, SAMPLES_PER_SECOND) if self.point.good else "–"
 
+    def entries_of(self, runs: Iterable[Measurement]) -> list[Entry]:
+        """The entries of some runs, of which several may have one name."""
+        sources = {run.source for run in runs}
+        return [entry for entry in self.entries if entry.measurement.source in sources]
+
     @cached_property
     def cost(self) -> Estimate | None:
         """US dollars per run; None if a price is unknown."""
         if not self.point.good:
             return None
-        names = {run.name for run in self.point.good}
-        costs = [self._cost_of(entry) for entry in self.entries if entry.name in names]
+        costs = [self._cost_of(entry) for entry in self.entries_of(self.point.good)]
         known = [cost for cost in costs if cost is not None]
         return estimate(known) if any(known) and len(known) == len(costs) else None
 
     @cached_property
     def energy(self) -> Estimate | None:
         """Joules per run; None unless known for all successful runs."""
-        names = {run.name for run in self.point.good}
-        known = [entry.energy.joules for entry in self.entries if entry.name in names and entry.energy]
-        return estimate(known) if known and len(known) == len(names) else None
+        entries = self.entries_of(self.point.good)
+        known = [entry.energy.joules for entry in entries if entry.energy]
+        return estimate(known) if known and len(known) == len(entries) else None
 
     @property
     def energy_source(self) -> str:

@@ -107,11 +107,7 @@ def _say_versions(chosen: Sequence[tuple[str, Sequence[Claim]]]) -> str:
 
 def claim_charts(claim: Claim, site: Path) -> list[Chart]:
     """Progress of every repeat toward the goal, phases, and rates of collectives by size."""
-    archives = [
-        Archive.open(site / entry.file, is_shown=True)
-        for entry in claim.entries
-        if entry.name in {run.name for run in claim.point.shown}
-    ]
+    archives = [Archive.open(site / entry.file, is_shown=True) for entry in claim.entries_of(claim.point.shown)]
     try:
         curves = [curve for archive in archives for curve in collectives.read(archive)]
         charts = list(collective_charts(collectives.label_curves(curves)))[:4] if curves else []

@@ -15,11 +15,8 @@ SECRET = "the private key"
 
 
 @pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("MLBENCH_HOME", str(tmp_path / "home"))
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "secret").write_text(SECRET)
-    return tmp_path
+def secret(home: Path) -> None:
+    home.with_name("secret").write_text(SECRET)
 
 
 def add_runs(folder: Path, seconds: tuple[float, ...], name: str = "run-2") -> list[str]:
@@ -40,7 +37,7 @@ def publish(*words: str) -> str:
 
 
 def reproduce(folder: Path) -> Path:
-    one, other = add_runs(folder, (40.0, 40.2, 40.1)), add_runs(folder, (40.1, 40.3, 40.0), "again-2")
+    one, other = add_runs(folder / "a", (40.0, 40.2, 40.1)), add_runs(folder / "b", (40.1, 40.3, 40.0), "again-2")
     receipt = folder / "receipt.json"
     words = [word for path in other for word in ("--with", path)]
     assert run(["reproduce", *one, *words, "--receipt", str(receipt)]) == 0
@@ -79,6 +76,8 @@ def test_a_receipt_of_another_version_shows_the_words_of_this_one(tmp_path: Path
     assert "Reproductions" in text
     assert "independent laboratory" not in text
     assert "reproduced within" in text
+    results = json.loads(Path("site/index.json").read_text())["results"]
+    assert [len(each["receipts"]) for each in results] == [1, 1]  # beside the original and the reproduction
 
 
 def test_submitters_are_not_put_together(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import csv
 import json
 import re
 import shutil
+import subprocess
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -21,6 +22,7 @@ from mlbench_cli.results.archive.verify import verify
 from mlbench_cli.results.site.build import RefusedArchives, SiteOptions, build_site
 from tests.browser import open_browser
 from tests.unit.results import runs
+from tests.unit.results.analysis.test_energy import run_with, samples
 from tests.unit.results.runs import sealed_run
 
 A4 = 794  # CSS pixels of its width
@@ -198,14 +200,40 @@ def test_a_withdrawn_archive_stays_listed_and_counts_for_nothing(archives: Path,
     assert "<s>" in page
 
 
-def test_a_result_whose_runs_did_not_all_reach_the_goal_is_behind_those_that_did(tmp_path: Path) -> None:
+def test_a_result_whose_runs_did_not_all_reach_the_goal_is_behind_those_that_did(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also by cost. Its date is that of its first run."""
     for method, outcomes in (("mpi", ("goal_missed", "goal_reached")), ("gloo", ("goal_reached",) * 2)):
         for number, outcome in enumerate(outcomes):
+            monkeypatch.setattr(runs, "START", 1_760_000_000.0 + 86400 * number)
             own = {"name": f"{method}-2-r{number + 1}", "backend": method, "seconds": 5.0 if method == "mpi" else 6.0}
             sealed_run(tmp_path / "in" / method / str(number), outcome, task="mnist", seed=number, **own)
-    build_site([tmp_path / "in"], tmp_path / "site", SiteOptions())
+    build_site([tmp_path / "in"], tmp_path / "site", SiteOptions(worker_hour=1.0))
     first, second = read_index(tmp_path / "site")["results"]
     assert [(each["value"] < 5.5, each["failed_runs"]) for each in (first, second)] == [(False, 0), (True, 1)]
+    assert [each["date"] for each in (first, second)] == ["2025-10-09"] * 2
+    page = (tmp_path / "site/tasks/mnist.html").read_text()
+    assert f"results/{first['id']}.html" in page.partition("Lowest cost:")[2].partition("</p>")[0]
+
+
+def test_what_is_not_known_of_all_repeats_is_not_said_of_their_result(tmp_path: Path) -> None:
+    """Energy, a signer and a price from a list."""
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / "key"], check=True)
+    (tmp_path / "signers").write_text(f"me@example.org {(tmp_path / 'key.pub').read_text()}")
+    watts = samples("0:1", [100.0] * 3)
+    cloud: dict[str, Any] = {"engine": "kubernetes", "cluster": "c"}
+    known = run_with(
+        tmp_path / "in/one", {0: watts}, **cloud, price={"per_hour": 1.5, "currency": "USD", "source": "x"}
+    )
+    run_with(tmp_path / "in/two", {}, **cloud)
+    assert run(["verify", str(known.path), "--sign", str(tmp_path / "key")]) == 0
+    options = SiteOptions(signers=tmp_path / "signers", worker_hour=1.0)
+    build_site([tmp_path / "in"], tmp_path / "site", options)
+    build_site([tmp_path / "in" / "one"], tmp_path / "alone", options)
+    for folder, expected in (("site", [None, [], False]), ("alone", [200.0, ["me@example.org"], True])):
+        (found,) = read_index(tmp_path / folder)["results"]
+        assert [found[name] for name in ("energy_joules", "signers", "cost_is_list_price")] == expected
 
 
 def test_foreign_text_is_no_markup(tmp_path: Path) -> None:

@@ -10,18 +10,24 @@ from msgspec.structs import replace
 from mlbench_cli.results.analysis.compare import compare
 from mlbench_cli.results.analysis.energy import Energy, figures_of, find_energy
 from mlbench_cli.results.archive.files import Archive
+from mlbench_cli.results.archive.record import write_run_document
 from mlbench_cli.results.archive.seal import seal
 from mlbench_cli.results.report.facts import collect
 from tests.unit.results.runs import START, new_run, observation_of, spec, training_log
 
 
-def run_with(folder: Path, gpus: dict[int, list[dict[str, Any]]], nodes: tuple[str, str] = ("a", "a")) -> Archive:
-    """Two ranks that train for 86 s on 51 200 samples, with samples of GPUs by rank."""
-    run = new_run(folder, spec(), {0: training_log(0, details={"tokens_per_update": 4096, "global_batch": 32}), 1: []})
+def run_with(
+    folder: Path, gpus: dict[int, list[dict[str, Any]]], nodes: tuple[str, str] = ("a", "a"), **changes: Any
+) -> Archive:
+    """Two ranks that train for 86 s on 51 200 samples, with samples of GPUs by rank; `changes` of the spec."""
+    run = new_run(
+        folder, spec(**changes), {0: training_log(0, details={"tokens_per_update": 4096, "global_batch": 32}), 1: []}
+    )
     for rank, rows in gpus.items():
         place = folder / "output" / f"rank-{rank}"
         place.mkdir(parents=True)
         (place / "gpu.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_run_document(run)
     seen = observation_of()
     seal(run, replace(seen, workers=tuple(replace(seen.workers[rank], node=nodes[rank]) for rank in (0, 1))))
     return Archive.open(folder)
