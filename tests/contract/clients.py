@@ -6,6 +6,7 @@ closed streams, folders of others) is tried with `python -m mlbench_cli`.
 
 import contextlib
 import gc
+import json
 import os
 import signal
 import subprocess
@@ -16,10 +17,22 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NoReturn
 
+import pytest
+
 from mlbench_cli.__main__ import main
+from mlbench_cli.app import run
 from mlbench_cli.tasks.catalog import load_catalog
 
 Work = Callable[[], object]
+
+
+def answer(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> Any:
+    """The JSON document that `mlbench ARGUMENTS -o json` prints, in this process."""
+    capsys.readouterr()
+    assert run([*arguments, "-o", "json"]) == code
+    document = json.loads(capsys.readouterr().out)
+    assert document["schema_version"] == 1
+    return document
 
 
 def start(*arguments: str, environment: Mapping[str, str] | None = None, **options: Any) -> "subprocess.Popen[str]":

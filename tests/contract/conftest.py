@@ -10,6 +10,14 @@ from tests.contract.task_images import launcher
 from tests.contract.task_images.ranks import RankServer, share_forks
 
 
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The data folder of the commands that this test runs; their current folder is the one that it will be in."""
+    monkeypatch.setenv("MLBENCH_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "home"
+
+
 @pytest.fixture(scope="session")
 def ranks() -> RankServer:
     server = RankServer(share_forks())

@@ -81,7 +81,7 @@ def test_a_cluster_is_attached_and_runs_on_it(mac: Mac, server: KubeApi, tmp_pat
     server.write_kubeconfig(tmp_path / "kubeconfig")
     attached = mac.json("attach-cluster", "there", "--kubeconfig", str(tmp_path / "kubeconfig"))
     assert attached["cluster"]["provider"] == "attached"
-    words = (
+    words = [
         "run",
         "r",
         "2",
@@ -94,7 +94,7 @@ def test_a_cluster_is_attached_and_runs_on_it(mac: Mac, server: KubeApi, tmp_pat
         "--set",
         "run.keep=0",
         "--yes",
-    )
+    ]
     mac.mlbench(*words, "--dry-run")
     mac.mlbench(*words, "--detach")
     assert mac.json("status", "r-2")["outcome"] is None

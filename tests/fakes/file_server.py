@@ -4,7 +4,9 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from functools import partial
+from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 
@@ -53,4 +55,18 @@ def serving(server: FileServer) -> Iterator[FileServer]:
         server.url = f"http://127.0.0.1:{web.server_port}/archive"
         threading.Thread(target=web.serve_forever, daemon=True).start()
         yield server
+        web.shutdown()
+
+
+@contextmanager
+def serving_folder(folder: Path) -> Iterator[str]:
+    """A web server of the files in a folder; its address."""
+
+    class Handler(SimpleHTTPRequestHandler):
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=folder)) as web:
+        threading.Thread(target=web.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{web.server_port}"
         web.shutdown()

@@ -63,9 +63,14 @@ def test_an_event_behind_an_unfinished_line() -> None:
                 {"rank": -1},
                 {"rank": True},
                 {"rank": "0"},
+                {"rank": 2**53},
+                {"rank": 1.0},
                 {"time": "now"},
                 {"time": True},
                 {"time": float("nan")},
+                {"time": float("inf")},
+                {"time": -(2**53)},
+                {"time": 1e20},
             )
         ),
     ],
@@ -128,21 +133,8 @@ def test_wrong_variables_are_named(name: str, value: str) -> None:
         Contract({name: value})
 
 
-@pytest.mark.parametrize(
-    ("change", "is_event"),
-    [
-        ({"rank": 0}, True),
-        ({"rank": 2**53 - 1}, True),
-        ({"rank": 2**53}, False),
-        ({"rank": 1.0}, False),
-        ({"time": -(2**53) + 1}, True),
-        ({"time": -(2**53)}, False),
-        ({"time": 1e20}, False),
-        ({"time": float("inf")}, False),
-        *(({"event": kind}, True) for kind in ("metric", "phase", "result", "environment")),
-    ],
-)
-def test_ranks_and_times_that_a_float_holds_are_figures(change: dict[str, object], is_event: bool) -> None:
+@pytest.mark.parametrize("change", [{"rank": 0}, {"rank": 2**53 - 1}, {"time": -(2**53) + 1}], ids=str)
+def test_ranks_and_times_that_a_float_holds_are_figures(change: dict[str, object]) -> None:
     line = contract.PREFIX + json.dumps({**EVENT, **change})
-    assert (parse_event(line) is not None) is is_event
-    assert (parse_event(line.encode()) is not None) is is_event
+    assert parse_event(line) is not None
+    assert parse_event(line.encode()) is not None

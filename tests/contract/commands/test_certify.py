@@ -33,16 +33,9 @@ from tests.fakes.kube_api import Fault, KubeApi
 from tests.unit.results.runs import new_run, observation_of, spec
 
 Captured = pytest.CaptureFixture[str]
+pytestmark = pytest.mark.usefixtures("home")
 CHANGES = ("--set", "confirm_seconds=0", "--set", "rounds=1", "--set", "run.absent=15s")
 TINY = ("run", "t", "4", "--task", "certify", "--preset", "tiny", "-c", "1", "--share-machine", "--yes", *CHANGES)
-
-
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("MLBENCH_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.chdir(tmp_path)
-    return tmp_path / "home"
 
 
 @pytest.fixture

@@ -165,7 +165,3 @@ def test_the_data_of_every_task_arrive_by_one_command(
     if task != "bert_pretraining":  # whose hidden tokens follow from the seed
         inputs, targets = load_validation(task, folder)
         assert len(inputs) == len(targets) > 0
-
-
-def test_no_task_is_left_out() -> None:
-    assert len(load_catalog()) == 14

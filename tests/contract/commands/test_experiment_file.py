@@ -3,7 +3,6 @@
 import csv
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -11,6 +10,7 @@ from mlbench_cli.app import run
 from mlbench_cli.runs.matrix import MAX_CONFIRMED
 from mlbench_cli.runs.request import matrix_of, parse_mapping
 from mlbench_cli.storage.store import Store
+from tests.contract.clients import answer
 
 Captured = pytest.CaptureFixture[str]
 
@@ -26,18 +26,8 @@ runs:
 
 
 @pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("MLBENCH_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "demo.yaml").write_text(FILE.replace("OUT", str(tmp_path / "started")))
-    return tmp_path
-
-
-def answer(capsys: Captured, *argv: str, code: int = 0) -> Any:
-    capsys.readouterr()
-    assert run([*argv, "-o", "json"]) == code
-    return json.loads(capsys.readouterr().out)
+def demo(home: Path) -> None:
+    Path("demo.yaml").write_text(FILE.replace("OUT", str(home.with_name("started"))))
 
 
 def test_a_dry_run_lists_the_runs_in_their_order_and_starts_none(capsys: Captured, home: Path) -> None:
@@ -45,7 +35,7 @@ def test_a_dry_run_lists_the_runs_in_their_order_and_starts_none(capsys: Capture
     runs = [(entry["name"], entry["left"]) for entry in document["runs"]]
     assert runs == [("demo-good-1", True), ("demo-bad-1", True), ("demo-good-2", True)]
     assert not Store().runs()
-    assert not (home / "home" / "tables").exists()
+    assert not (home / "tables").exists()
 
 
 def test_runs_for_gpus_are_listed_without_a_gpu_and_not_started(
@@ -81,18 +71,18 @@ def test_a_file_goes_on_keeps_failures_and_writes_its_table(capsys: Captured, ho
     assert "exit" in rows["bad"]["cells"][0]["problems"][0]
     table = Path(document["folder"])
     assert table.parent.name == "tables"
-    assert table.is_relative_to(home / "home")
-    assert not (home / "demo").exists()
+    assert table.is_relative_to(home)
+    assert not Path("demo").exists()
     assert sorted(path.name for path in table.iterdir()) == [
         *("table.csv", "table.json", "table.md"),
         *("throughput.csv", "throughput.png", "throughput.svg"),
     ]
     assert "- demo-bad-1:" in (table / "table.md").read_text()
-    started = (home / "started").read_text().split()
+    started = Path("started").read_text().split()
     assert sorted(set(started)) == ["demo-good-1", "demo-good-2"]
     again = answer(capsys, "run", "-f", "demo.yaml")
     assert again["rows"] == document["rows"]
-    assert (home / "started").read_text().split() == started
+    assert Path("started").read_text().split() == started
     assert len(Store().runs()) == 3
     assert answer(capsys, "run", "demo")["rows"] == document["rows"]  # from the record, without the file
     [experiment] = answer(capsys, "status", "demo")["experiments"]

@@ -1,6 +1,5 @@
 """Experiments through the command line and real processes: resuming, matrices, names in every command, archives."""
 
-import json
 import os
 import signal
 import subprocess
@@ -12,23 +11,11 @@ import pytest
 from mlbench_cli.app import run
 from mlbench_cli.storage.store import Store
 from tests.contract import clients
+from tests.contract.clients import answer
 from tests.contract.local_runs import until
 
 Captured = pytest.CaptureFixture[str]
-
-
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("MLBENCH_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.chdir(tmp_path)
-    return tmp_path / "home"
-
-
-def answer(capsys: Captured, *argv: str, code: int = 0) -> Any:
-    capsys.readouterr()
-    assert run([*argv, "-o", "json"]) == code
-    return json.loads(capsys.readouterr().out)
+pytestmark = pytest.mark.usefixtures("home")
 
 
 def outcomes(document: Any) -> dict[str, str]:
@@ -101,6 +88,8 @@ def test_a_killed_client_leaves_the_rest_pending(capsys: Captured) -> None:
     argv = ["run", "x", "1", "2", "--command", script, "--set", "run.run_on_all=no"]
     client = clients.start(*argv, stderr=subprocess.DEVNULL)
     until(lambda: Path("begun").exists())
+    assert run(["delete", "x", "--yes"]) == 2
+    assert 'The experiment "x" is running.' in capsys.readouterr().err
     os.kill(client.pid, signal.SIGKILL)
     client.wait()
     assert run(["wait", "x-2"]) == 6

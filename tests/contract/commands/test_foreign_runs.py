@@ -28,10 +28,8 @@ EVIL = ("sh", "-c", "touch pwned")
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("MLBENCH_HOME", str(tmp_path / "home"))
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+def folder(home: Path) -> Path:
+    return home.parent
 
 
 def strangers_archive(folder: Path, identity: str | None = None, **changes: Any) -> str:

@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -10,27 +9,14 @@ from mlbench_cli import commands
 from mlbench_cli.app import run
 from mlbench_cli.model.run import Cluster
 from mlbench_cli.storage.store import Store
+from tests.contract.clients import answer
 
 Captured = pytest.CaptureFixture[str]
+pytestmark = pytest.mark.usefixtures("home")
 WITHOUT = {
     **dict.fromkeys(("create-cluster", "data"), "its sub-commands take it"),
     "help": "it prints help",
 }
-
-
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("MLBENCH_HOME", str(tmp_path))
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-def answer(capsys: Captured, *argv: str) -> dict[str, Any]:
-    capsys.readouterr()
-    assert run([*argv, "-o", "json"]) == 0
-    document: dict[str, Any] = json.loads(capsys.readouterr().out)
-    assert document["schema_version"] == 1
-    return document
 
 
 def test_every_command_has_the_option(capsys: Captured) -> None:
@@ -41,15 +27,15 @@ def test_every_command_has_the_option(capsys: Captured) -> None:
         assert json.loads(capsys.readouterr().out)["error"]["code"] == "usage", name
 
 
-def test_results(capsys: Captured, home: Path) -> None:
+def test_results(capsys: Captured) -> None:
     for name in ("a", "b"):
         assert run(["run", name, "1", "--command", "true"]) == 0
     document = answer(capsys, "download", "a-1", "--to", "a.zip")
-    assert document["file"] == str(home / "a.zip")
-    assert document["bytes"] == (home / "a.zip").stat().st_size
+    assert document["file"] == str(Path("a.zip").absolute())
+    assert document["bytes"] == Path("a.zip").stat().st_size
     assert answer(capsys, "verify", "a.zip")["archives"][0]["ok"] is True
     document = answer(capsys, "charts", "figures", "--yes")
-    assert document["folder"] == str(home / "figures")
+    assert document["folder"] == str(Path("figures").absolute())
     assert all(Path(path).is_file() for path in document["files"])
     assert answer(capsys, "logs", "a-1")["lines"] == []
     document = answer(capsys, "delete", "a-1", "--yes")
@@ -58,7 +44,7 @@ def test_results(capsys: Captured, home: Path) -> None:
     assert json.loads(capsys.readouterr().out)["error"]["code"] == "not_found"
 
 
-def test_what_failed_in_part_is_one_document(capsys: Captured, home: Path) -> None:
+def test_what_failed_in_part_is_one_document(capsys: Captured) -> None:
     assert run(["run", "a", "1", "--command", "true"]) == 0
     assert run(["run", "b", "1", "--command", "sleep 100", "--detach"]) == 0
     for words in (["download", "--to", "zips"], ["delete", "--yes"]):
@@ -72,7 +58,7 @@ def test_what_failed_in_part_is_one_document(capsys: Captured, home: Path) -> No
     assert run(["delete", "b-1", "--yes", "--force"]) == 0
 
 
-def test_a_path_behind_o_is_taken_as_the_original_took_it(capsys: Captured, home: Path) -> None:
+def test_a_path_behind_o_is_taken_as_the_original_took_it(capsys: Captured) -> None:
     assert run(["run", "a", "1", "--command", "true"]) == 0
     assert run(["download", "a-1", "-o", "x.zip"]) == 0
     assert "to name the file, use --to x.zip" in capsys.readouterr().err
@@ -80,10 +66,11 @@ def test_a_path_behind_o_is_taken_as_the_original_took_it(capsys: Captured, home
     assert run(["verify", "OUT.ZIP"]) == 0
     assert run(["export", "csv", "OUT.CSV", "OUT.ZIP"]) == 0
     assert run(["download", "a-1", "--output", "y.zip"]) == 0
-    assert (home / "x.zip").read_bytes() == (home / "y.zip").read_bytes()
+    assert Path("x.zip").read_bytes() == Path("y.zip").read_bytes()
 
 
 def test_clusters(capsys: Captured, home: Path) -> None:
+    home.mkdir()
     store = Store(home)
     store.record_cluster(Cluster("gone", "attached", details={"expires": 1_800_000_000}))
     assert answer(capsys, "set-cluster", "gone")["current"] == "gone"

@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -10,16 +9,11 @@ import pytest
 from mlbench_cli.app import run
 from mlbench_cli.util.times import parse_timestamp
 from tests.contract import clients
+from tests.contract.local_runs import until
 from tests.contract.terminal import LIMIT
 
 Captured = pytest.CaptureFixture[str]
-
-
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("MLBENCH_HOME", str(tmp_path))
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+pytestmark = pytest.mark.usefixtures("home")
 
 
 def show_logs(capsys: Captured, *argv: str) -> list[str]:
@@ -34,6 +28,8 @@ def test_ranks_follow_one_another(capsys: Captured) -> None:
     lines = show_logs(capsys, "a-2")
     assert lines == [f"[{rank}] {number} of {rank}" for rank in (0, 1) for number in (1, 2, 3)]
     assert show_logs(capsys, "a-2", "--tail", "1") == [lines[2], lines[5]]
+    document = json.loads("\n".join(show_logs(capsys, "a-2", "--tail", "1", "-o", "json")))
+    assert [(line["rank"], line["text"]) for line in document["lines"]] == [(0, "3 of 0\n"), (1, "3 of 1\n")]
     assert show_logs(capsys, "a-2", "--tail", "0") == []
     assert show_logs(capsys, "a-2", "--rank", "1", "--tail", "2") == ["2 of 1", "3 of 1"]
 
@@ -50,12 +46,10 @@ def test_events_have_their_time(capsys: Captured) -> None:
     assert show_logs(capsys, "a-1") == ["before"]
 
 
-def test_following_begins_with_the_last_lines(home: Path, capsys: Captured) -> None:
+def test_following_begins_with_the_last_lines(capsys: Captured) -> None:
     command = "sh -c 'echo one; echo two; touch there; while [ ! -e go ]; do sleep 0.05; done; echo three'"
     assert run(["run", "a", "2", "--detach", "--command", command]) == 0
-    end = time.monotonic() + LIMIT
-    while len(show_logs(capsys, "a-2")) < 4 and time.monotonic() < end:
-        time.sleep(0.05)
+    until(lambda: len(show_logs(capsys, "a-2")) == 4)
     follower = clients.start("logs", "a-2", "--follow", "--tail", "1", stdout=subprocess.PIPE)
     assert follower.stdout is not None
     first = [follower.stdout.readline() for _ in range(2)]

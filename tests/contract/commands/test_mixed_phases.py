@@ -4,29 +4,18 @@ import csv
 import json
 import zipfile
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from mlbench_cli.app import run
+from tests.contract.clients import answer
 
 Captured = pytest.CaptureFixture[str]
 
 
-def answer(capsys: Captured, *argv: str) -> Any:
-    capsys.readouterr()
-    assert run([*argv, "-o", "json"]) == 0
-    return json.loads(capsys.readouterr().out)
-
-
 @pytest.mark.usefixtures("forked_ranks")
-def test_communication_inside_the_backward_pass_is_no_phase_and_no_ratio_anywhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
-) -> None:
+def test_communication_inside_the_backward_pass_is_no_phase_and_no_ratio_anywhere(home: Path, capsys: Captured) -> None:
     """Nobody can tell how long the messages of ddp take; a reader must not conclude that they take no time."""
-    monkeypatch.setenv("MLBENCH_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.chdir(tmp_path)
     words = ["--task", "digits_resnet", "--preset", "tiny", "--set", "goal_full=30", "--share-machine", "--yes"]
     assert run(["run", "x", "2", *words, "--matrix", "method=ddp,topk"]) == 0
 

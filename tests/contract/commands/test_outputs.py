@@ -29,9 +29,7 @@ COMMANDS = {
 
 
 @pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("MLBENCH_HOME", str(tmp_path / "home"))
+def sources(home: Path) -> None:
     store = Store()
     for name, seconds in (("a-1", 90.0), ("b-1", 91.0)):
         record_sealed(store, name, 1, seconds)

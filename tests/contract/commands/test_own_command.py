@@ -8,6 +8,7 @@ import subprocess
 import sys
 import venv
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,19 +33,23 @@ def mlbench(*words: str, **environment: str) -> subprocess.CompletedProcess[str]
     return clients.finish(*words, environment={**os.environ, **environment})
 
 
-def folder_of(home: str, name: str) -> Path:
-    for path in Path(home, "runs").iterdir():
+def folder_of(name: str) -> Path:
+    for path in Path(os.environ["MLBENCH_HOME"], "runs").iterdir():
         if json.loads((path / "run.json").read_bytes())["name"] == name:
             return path
     raise AssertionError(f"there is no run {name}")
 
 
+def provenance_of(name: str) -> Any:
+    return json.loads((folder_of(name) / "run.json").read_bytes())["provenance"]
+
+
 def log_of(name: str) -> str:
-    return (folder_of(os.environ["MLBENCH_HOME"], name) / "logs/rank-0.log").read_text()
+    return (folder_of(name) / "logs/rank-0.log").read_text()
 
 
 def findings_of(name: str) -> dict[str, str]:
-    path = folder_of(os.environ["MLBENCH_HOME"], name) / "findings.json"
+    path = folder_of(name) / "findings.json"
     return {item["code"]: item["summary"] for item in json.loads(path.read_bytes())["findings"]}
 
 
@@ -60,9 +65,8 @@ def test_the_python_is_that_of_the_users_path(project: Path, tmp_path: Path, com
     if command.startswith("python"):
         program = str(tmp_path / "mine" / "bin" / command.split()[0])
         assert f"Interpreter: {program}" in done.stderr
-        document = json.loads((folder_of(os.environ["MLBENCH_HOME"], "who-1") / "run.json").read_bytes())
-        assert document["provenance"]["command"]["interpreter"] == program
-        assert document["provenance"]["packages"] == {}  # of that environment, not of mlbench's
+        assert provenance_of("who-1")["command"]["interpreter"] == program
+        assert provenance_of("who-1")["packages"] == {}  # of that environment, not of mlbench's
 
 
 def test_runs_with_another_framework_are_not_repeats(project: Path, tmp_path: Path) -> None:
@@ -334,9 +338,8 @@ def test_two_versions_of_a_script_are_not_repeats_of_each_other(project: Path) -
     assert mlbench("run", "same", "1", "--command", "python train.py").returncode == 0
     (project / "helper.py").write_text("VALUE = 2\n")  # only a module that the script imports
     assert mlbench("run", "new", "1", "--command", "python train.py").returncode == 0
-    home = os.environ["MLBENCH_HOME"]
-    runs = {name: folder_of(home, name) for name in ("old-1-r1", "old-1-r2", "same-1", "new-1")}
-    codes = {name: json.loads((path / "run.json").read_bytes())["provenance"]["command"] for name, path in runs.items()}
+    runs = {name: folder_of(name) for name in ("old-1-r1", "old-1-r2", "same-1", "new-1")}
+    codes = {name: provenance_of(name)["command"] for name in runs}
     digests = [codes[name]["digest"] for name in runs]
     assert digests[0] == digests[1] == digests[2] != digests[3]
     assert codes["old-1-r1"]["files"] == ["helper.py", "train.py"]
@@ -396,9 +399,9 @@ def test_code_is_known_however_a_command_reaches_it(
         (project / "src/work.py").write_text(f"VALUE = {value}\n")
         done = mlbench("run", name, "1", "--command", command, "--share-machine", "--yes")
         assert done.returncode == 0, done.stderr
-        document = json.loads((folder_of(os.environ["MLBENCH_HOME"], f"{name}-1") / "run.json").read_bytes())
-        assert "src/work.py" in document["provenance"]["command"]["files"]
-        digests.append(document["provenance"]["command"]["digest"])
+        code = provenance_of(f"{name}-1")["command"]
+        assert "src/work.py" in code["files"]
+        digests.append(code["digest"])
     assert digests[0] == digests[1] != digests[2]
 
 
@@ -418,11 +421,12 @@ def test_what_a_command_writes_and_its_secrets_are_not_its_code(project: Path, c
     for name in ("first", "second"):
         assert mlbench("run", name, "1", "--command", command).returncode == 0
         (project / "log").write_text(name)
-    folders = [folder_of(os.environ["MLBENCH_HOME"], f"{name}-1") for name in ("first", "second")]
-    first, second = (json.loads((path / "run.json").read_bytes())["provenance"]["command"] for path in folders)
+    first, second = (provenance_of(f"{name}-1")["command"] for name in ("first", "second"))
     assert first["digest"] == second["digest"]
     assert second["files"] == ["run.sh"] * ("run.sh" in command) + ["train.py"]
-    assert not [path for path in folders[1].glob("code/**/*") if path.is_file() and b"secret" in path.read_bytes()]
+    assert not [
+        path for path in folder_of("second-1").glob("code/**/*") if path.is_file() and b"secret" in path.read_bytes()
+    ]
 
 
 def test_a_script_elsewhere_has_the_same_code_for_every_process(project: Path, tmp_path: Path) -> None:
@@ -434,8 +438,7 @@ def test_a_script_elsewhere_has_the_same_code_for_every_process(project: Path, t
     for seed in ("1", "2"):
         command = f"python {tmp_path}/elsewhere/train.py"
         assert mlbench("run", f"s{seed}", "1", "--command", command, PYTHONHASHSEED=seed).returncode == 0
-    folders = [folder_of(os.environ["MLBENCH_HOME"], f"s{seed}-1") for seed in ("1", "2")]
-    first, second = (json.loads((path / "run.json").read_bytes())["provenance"]["command"] for path in folders)
+    first, second = (provenance_of(f"s{seed}-1")["command"] for seed in ("1", "2"))
     assert first == second
     assert first["files"] == ["a/__init__.py", "b/__init__.py", "c/__init__.py", "train.py"]
 
@@ -458,10 +461,8 @@ def test_further_files_belong_to_the_code_and_travel(project: Path) -> None:
     assert mlbench("run", "a", "1", *words).returncode == 0
     (project / "settings.txt").write_text("b\n")
     assert mlbench("run", "b", "1", *words).returncode == 0
-    folders = [folder_of(os.environ["MLBENCH_HOME"], name) for name in ("a-1", "b-1")]
-    digests = {json.loads((path / "run.json").read_bytes())["provenance"]["command"]["digest"] for path in folders}
-    assert len(digests) == 2
-    assert [(path / "code/settings.txt").read_text() for path in folders] == ["a\n", "b\n"]
+    assert len({provenance_of(name)["command"]["digest"] for name in ("a-1", "b-1")}) == 2
+    assert [(folder_of(name) / "code/settings.txt").read_text() for name in ("a-1", "b-1")] == ["a\n", "b\n"]
     assert mlbench("run", "c", "1", "--command", "python train.py", "--include", "lost.txt").returncode == 4
 
 
@@ -504,7 +505,7 @@ def test_diverged_metrics_and_ignored_events_are_seen(project: Path) -> None:
     shown = json.loads(mlbench("status", "nan-1", "-o", "json").stdout)
     assert shown["metrics"] == {"loss": "nan", "only": "inf", "text": "nan", "low": "-inf"}
     assert "nan" in mlbench("status", "nan-1").stdout
-    rows = (folder_of(os.environ["MLBENCH_HOME"], "nan-1") / "metrics.jsonl").read_text().splitlines()
+    rows = (folder_of("nan-1") / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(row)["value"] for row in rows] == [1.9, "nan", "inf", "nan", "-inf"]
     assert (
         '2 events of rank 0 were ignored. The first: the value of loss is "12 ms"'

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 from mlbench_cli.app import run
+from tests.contract.clients import answer
 from tests.needs import needs
 
 Captured = pytest.CaptureFixture[str]
+pytestmark = pytest.mark.usefixtures("home")
 
 # The accuracy rises in the first version and falls at the end in the second, which is a fifth slower.
 SCRIPT = """
@@ -28,26 +30,13 @@ emit("loss", float("nan"))
 """
 
 
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An empty folder, and a home of its own."""
-    monkeypatch.setenv("MLBENCH_HOME", str(tmp_path / "home"))
-    monkeypatch.chdir(tmp_path)
-
-
 @pytest.fixture
-def versions(folder: None) -> None:
+def versions(home: Path) -> None:
     """Experiments a and b of two versions of train.py."""
     for name, accuracies, speed in (("a", "[0.5, 0.7, 0.9]", "1000"), ("b", "[0.5, 0.8, 0.6]", "800")):
         Path("train.py").write_text(SCRIPT.replace("ACCURACIES", accuracies).replace("SPEED", speed))
         argv = ["run", name, "1", "--command", "python train.py", "--repeat", "3", "--share-machine"]
         assert run(argv) == 0
-
-
-def answer(capsys: Captured, *argv: str, code: int = 0) -> Any:
-    capsys.readouterr()
-    assert run([*argv, "-o", "json"]) == code
-    return json.loads(capsys.readouterr().out)
 
 
 @pytest.mark.slow
@@ -100,13 +89,14 @@ def test_every_reported_metric_is_a_figure_everywhere(capsys: Captured) -> None:
 
 def test_a_metric_that_diverged_is_no_empty_cell(capsys: Captured) -> None:
     Path("train.py").write_text(
-        "import os\nfrom mlbench import emit\nemit('metric', name='loss', value=1.5)\n"
+        "import os\nfrom mlbench import emit\n"
+        "for value in (float('nan'), 2.0, 1.0): emit('metric', name='loss', value=value)\n"
         "if os.environ['MLBENCH_SEED'] == '42': emit('metric', name='loss', value=float('nan'))\n"
         "emit('metric', name='perplexity', value=float('inf'))\n"
     )
     assert run(["run", "far", "1", "--command", "python train.py", "--repeat", "2", "--share-machine"]) == 0
     rows = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
-    assert "far-1 loss nan in 1 of 2 runs 1.50 1.50" in rows
+    assert "far-1 loss nan in 1 of 2 runs 1.00 1.50" in rows
     assert "far-1 perplexity inf in 2 of 2 runs – –" in rows
     for form in ("md", "html"):
         assert run(["report", f"far.{form}", "far"]) == 0
@@ -114,7 +104,7 @@ def test_a_metric_that_diverged_is_no_empty_cell(capsys: Captured) -> None:
         assert "nan in 1 of 2 runs" in page
         assert "inf in 2 of 2 runs" in page
     assert run(["report", "one.md", "far-1-r1"]) == 0
-    assert "| loss | 1 worker | nan | 1.50 | 1.50 |" in Path("one.md").read_text()
+    assert "| loss | 1 worker | nan | 1.00 | 1.50 |" in Path("one.md").read_text()
 
 
 def test_a_metric_keeps_its_unit_and_is_told_from_figures_of_its_name(capsys: Captured) -> None:
@@ -141,13 +131,9 @@ def test_a_metric_keeps_its_unit_and_is_told_from_figures_of_its_name(capsys: Ca
     assert "70.0 K" in out
 
 
-def test_variants_of_a_command_are_one_comparison(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
-) -> None:
+def test_variants_of_a_command_are_one_comparison(capsys: Captured) -> None:
     """A matrix over {KEY}: the runs differ in a parameter, not in their commands. Of two parameters with one value, the
     option in front of it says which is meant."""
-    monkeypatch.setenv("MLBENCH_HOME", str(tmp_path / "home"))
-    monkeypatch.chdir(tmp_path)
     Path("train.py").write_text(SCRIPT.replace("ACCURACIES", "[0.5, 0.9]").replace("SPEED", "1000"))
     words = ["--command", "python train.py --lr {lr} --decay={decay}", "--set", "decay=0.1", "--matrix", "set.lr=0.1,1"]
     assert run(["run", "vary", "1", *words, "--repeat", "3", "--share-machine"]) == 0
@@ -263,11 +249,7 @@ def test_a_gate_on_a_metric_compares_two_versions_of_a_script(capsys: Captured) 
     assert run([*gate, "--check", "temperature", "--direction", "lower"]) == 0
 
 
-def test_an_experiment_whose_name_begins_with_default_is_no_method(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("MLBENCH_HOME", str(tmp_path / "home"))
-    monkeypatch.chdir(tmp_path)
+def test_an_experiment_whose_name_begins_with_default_is_no_method() -> None:
     for name, seconds in (("default-lr", 0.02), ("high-lr", 0.5)):
         Path("train.sh").write_text(f"sleep {seconds}\n")
         assert run(["run", name, "1", "--command", "sh train.sh", "--repeat", "3", "--share-machine"]) == 0

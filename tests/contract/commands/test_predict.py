@@ -66,6 +66,8 @@ def test_workers_add_throughput_and_prices_are_those_asked_for(capsys: Captured)
     assert eight["global_batch"] == 512
     assert eight["is_lower_bound"] is True
     assert eight["price_usd"] == pytest.approx(8 * 2 * eight["seconds_to_goal"] / 3600)
+    (free,) = predict(capsys, *paths("net-bsp-1gbit-2"), "--worker-hour", "0")
+    assert free["price_usd"] == 0
     updates = [each["seconds_to_goal"] / each["update_seconds"] for each in (two, eight)]
     assert updates[0] == pytest.approx(4 * updates[1])  # as many samples, in batches that are four times as large
 

@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,8 @@ from mlbench_cli.storage.store import Store
 from tests.contract.commands.test_foreign_runs import digits, strangers_archive
 from tests.contract.engines.labs import install_commands
 from tests.contract.terminal import Terminal
-from tests.unit.results.runs import sealed_run
+from tests.fakes.file_server import serving_folder
+from tests.unit.results.runs import sealed_repeats, sealed_run
 
 Captured = pytest.CaptureFixture[str]
 GOOD = (10.0, 10.2, 9.9)
@@ -32,18 +32,9 @@ SLOW = (14.5, 14.7, 14.4)
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("MLBENCH_HOME", str(tmp_path / "home"))
+def folder(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-def write_side(folder: Path, seconds: tuple[float, ...], **changes: Any) -> list[str]:
-    return [
-        str(sealed_run(folder / f"{number}", seconds=value, workers=1, name=f"x-1-r{number}", **changes))
-        for number, value in enumerate(seconds)
-    ]
+    return home.parent
 
 
 def with_all(names: list[str]) -> list[str]:
@@ -88,7 +79,7 @@ def test_a_training_from_the_web_is_repeated_from_its_archive_alone(
     assert run(words) == 0
     assert run(["download", "t-1", "--to", "served/t-1.zip"]) == 0
     monkeypatch.setenv("MLBENCH_HOME", str(folder / "elsewhere"))
-    with Serving(folder / "served") as address:
+    with serving_folder(folder / "served") as address:
         code = run(["reproduce", f"{address}/t-1.zip", "--repeat", "2", "--within", "95%", "--receipt", "r.json"])
         assert run(["reproduce", f"{address}/gone.zip"]) == 4
     receipt = read("r.json")
@@ -119,7 +110,7 @@ def test_a_training_is_repeated_on_hosts(folder: Path, monkeypatch: pytest.Monke
 
 def test_a_plan_is_printed_and_nothing_run(folder: Path, capsys: Captured) -> None:
     archive = strangers_archive(folder, **digits(seed=7))
-    sealed = write_side(folder / "a", GOOD)
+    sealed = sealed_repeats(folder / "a", GOOD)
     failed = sealed_run(folder / "b", "failed", **digits())
     assert run(["reproduce", sealed[0], "--dry-run"]) == 2  # a task that nobody knows
     assert run(["reproduce", str(failed), "--dry-run"]) == 2
@@ -195,7 +186,7 @@ def test_a_cluster_that_is_not_this_machine_is_named_by_the_reader(folder: Path,
 
 @pytest.mark.parametrize(("seconds", "code"), [((10.1, 9.9, 10.15), 0), (SLOW, 7), ((11.0, 13.5, 10.2), 9)])
 def test_finished_runs_are_judged(folder: Path, capsys: Captured, seconds: tuple[float, ...], code: int) -> None:
-    first, again = write_side(folder / "a", GOOD), write_side(folder / "b", seconds)
+    first, again = sealed_repeats(folder / "a", GOOD), sealed_repeats(folder / "b", seconds)
     assert run(["reproduce", *first, *with_all(again)]) == code
     out = capsys.readouterr().out
     assert read("x-1-repro.json")["verdict"].replace("_", " ") in out.lower()
@@ -216,7 +207,7 @@ def test_finished_runs_are_judged(folder: Path, capsys: Captured, seconds: tuple
     ],
 )
 def test_wrong_options_are_refused(folder: Path, capsys: Captured, words: list[str], message: str) -> None:
-    assert run(["reproduce", *write_side(folder / "a", GOOD), *words]) == 2
+    assert run(["reproduce", *sealed_repeats(folder / "a", GOOD), *words]) == 2
     assert message in capsys.readouterr().err
 
 
@@ -226,7 +217,7 @@ def test_wrong_options_are_refused(folder: Path, capsys: Captured, words: list[s
 @pytest.fixture
 def receipt(folder: Path) -> list[str]:
     """The words of `verify` for a receipt and its archives."""
-    first, again = write_side(folder / "a", GOOD), write_side(folder / "b", (10.1, 9.9, 10.15))
+    first, again = sealed_repeats(folder / "a", GOOD), sealed_repeats(folder / "b", (10.1, 9.9, 10.15))
     assert run(["reproduce", *first, *with_all(again), "--receipt", "r.json"]) == 0
     return ["r.json", *first, *again]
 
@@ -302,25 +293,10 @@ def test_the_signature_of_an_archive_is_none_of_a_receipt(receipt: list[str], ca
 # --- the web -------------------------------------------------------------------------------------------------------
 
 
-class Serving:
-    """A web server of a folder; its address."""
-
-    def __init__(self, folder: Path) -> None:
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=folder))
-
-    def __enter__(self) -> str:
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
-        return f"http://127.0.0.1:{self._server.server_address[1]}"
-
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-
-
 @pytest.fixture
 def server(folder: Path) -> Iterator[str]:
     (folder / "served").mkdir()
-    with Serving(folder / "served") as address:
+    with serving_folder(folder / "served") as address:
         yield address
 
 
@@ -382,7 +358,7 @@ def test_verify_takes_names_of_runs_and_experiments_and_addresses(folder: Path, 
     assert run(["run", "v", "1", "2", "--command", "true", "--share-machine"]) == 0
     assert run(["download", "v-1", "--to", "served/v.zip"]) == 0
     capsys.readouterr()
-    with Serving(folder / "served") as address:
+    with serving_folder(folder / "served") as address:
         assert run(["verify", "v", f"{address}/v.zip"]) == 0
     assert capsys.readouterr().out.count(": ok") == 3
     assert run(["verify", "nobody"]) == 4

@@ -1,11 +1,11 @@
 """The stories of the README, from run to charts, through the command line and real processes."""
 
+import csv
 import json
 import subprocess
 import threading
 import zipfile
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -19,27 +19,12 @@ from mlbench_cli.storage.store import Store
 from providers.pins import require_pin
 from task_images.contract import PREFIX
 from tests.contract import clients
+from tests.contract.clients import answer
 from tests.contract.local_runs import until
 
 Captured = pytest.CaptureFixture[str]
+pytestmark = pytest.mark.usefixtures("home")
 EVENT = PREFIX + '{"v":1,"event":"metric","rank":0,"time":1.0,"name":"val_global_Prec@1","value":81.5}'
-
-
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("MLBENCH_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.chdir(tmp_path)
-    return tmp_path / "home"
-
-
-def answer(capsys: Captured, *argv: str, code: int = 0) -> Any:
-    """The JSON document that a command prints."""
-    capsys.readouterr()
-    assert run([*argv, "-o", "json"]) == code
-    document = json.loads(capsys.readouterr().out)
-    assert document["schema_version"] == 1
-    return document
 
 
 def shell(script: str) -> list[str]:
@@ -73,11 +58,13 @@ def test_from_run_to_charts(tmp_path: Path, capsys: Captured) -> None:
     capsys.readouterr()
     assert run(["verify", "demo-1.zip", "demo-2.zip"]) == 0
     assert capsys.readouterr().out == "".join(f"demo-{number}.zip: ok (integrity, derivation)\n" for number in (1, 2))
-    assert run(["charts", "figures", "demo-1.zip", "demo-2.zip", "--yes"]) == 0
+    assert run(["charts", "figures", "demo-1.zip", "demo-2.zip", "--yes", "--min-runs", "2"]) == 0
     assert "total_time, speedup" in capsys.readouterr().out
     figures = list(Path("figures").iterdir())
     assert {"total_time.png", "speedup.png", "time_for_all_phases.png"} <= {path.name for path in figures}
     assert all(path.stat().st_size > 0 for path in figures)
+    with open("figures/summary.csv", newline="") as file:
+        assert [row["speedup"] for row in csv.DictReader(file)] == ["", ""]  # of single runs
 
     compared = answer(capsys, "compare", "demo-1", "demo-2.zip")
     assert compared["differences"]["workers"] == [1, 2]
@@ -87,6 +74,7 @@ def test_from_run_to_charts(tmp_path: Path, capsys: Captured) -> None:
     assert run(["compare", "demo-1", "demo-2", "--metric", "throughput"]) == 0
     assert run(["compare", "demo-1", "demo-2", "--metric", "nonsense"]) == 2
     assert run(["compare", "demo-1", "demo-2", "--across", "wokers"]) == 2
+    assert 'Did you mean "workers"' in capsys.readouterr().err
 
     assert run(["delete", "demo-2", "--yes"]) == 0
     assert run(["status", "demo-2"]) == 4
@@ -129,6 +117,7 @@ def test_what_is_said_of_a_failed_run(capsys: Captured) -> None:
     assert document["first_failed"] == 1
     evidence = document["findings"][0]["evidence"]
     assert evidence
+    assert answer(capsys, "status")["runs"][0]["seconds"] is None  # how long it took to fail is no time of a run
     assert run(["status", "x-2"]) == 0
     out, err = capsys.readouterr()
     assert "mlbench status x-2 --verbose" in err
@@ -229,10 +218,19 @@ def test_a_detached_run_is_finalized_by_its_supervisor_and_status_only_reads(cap
     assert run(["verify", str(run_.folder)]) == 0
 
 
+def test_status_counts_restarts_and_not_the_first_attempt(capsys: Captured) -> None:
+    script = "test -e again || { touch again; exit 3; }"
+    assert run(["run", "a", "1", *shell(script), "--on-failure", "restart"]) == 0
+    capsys.readouterr()
+    assert run(["status", "a-1"]) == 0
+    assert ", 0 faults, 1 restart\n" in capsys.readouterr().out
+
+
 def test_cancel_keeps_what_there_is(capsys: Captured) -> None:
     assert run(["run", "a", "1", "--detach", *shell("echo partial; sleep 60")]) == 0
     while "partial" not in capsys.readouterr().out:
         assert run(["logs", "a-1"]) == 0
+    assert answer(capsys, "cancel", "--since", "2100-01-01T00:00:00Z")["runs"] == []
     assert run(["cancel", "a-1"]) == 0
     assert "was canceled" in capsys.readouterr().out
     assert run(["cancel", "a-1"]) == 0
@@ -284,13 +282,6 @@ def test_logs(written: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     assert run(["logs", "a-2", "-o", "json", "--follow"]) == 2
 
 
-def test_one_rank_has_no_prefix(capsys: Captured) -> None:
-    assert run(["run", "a", "1", *shell("echo x; echo y >&2")]) == 0
-    capsys.readouterr()
-    assert run(["logs", "a-1"]) == 0
-    assert capsys.readouterr().out == "x\ny\n"
-
-
 # --- results ---------------------------------------------------------------------------------------------------------
 
 
@@ -304,16 +295,6 @@ def test_a_download_replaces_nothing_by_accident(tmp_path: Path, capsys: Capture
     assert run(["verify", "results.zip"]) == 0
     assert run(["download", "a-1", "-o", str(tmp_path)]) == 0
     assert (tmp_path / "a-1.zip").exists()
-
-
-@pytest.mark.slow
-def test_charts_of_one_archive_and_of_none(capsys: Captured) -> None:
-    assert run(["charts", "figures"]) == 4
-    assert run(["run", "a", "1", *shell("true")]) == 0
-    assert run(["charts", "figures"]) == 0
-    assert Path("figures/total_time.png").exists()
-    assert run(["charts", "figures", "a-1", "--filter", "a"]) == 2
-    assert "cannot be combined with names" in capsys.readouterr().err
 
 
 def test_damage_is_found(capsys: Captured) -> None:
@@ -347,24 +328,21 @@ def test_tasks(capsys: Captured) -> None:
     assert f"--task {names[-1]} --set " in capsys.readouterr().err
 
 
-def test_clusters(capsys: Captured) -> None:
-    clusters = answer(capsys, "list-clusters")["clusters"]
-    assert [(cluster["name"], cluster["current"]) for cluster in clusters] == [("local", True)]
-    assert run(["set-cluster", "local"]) == 0
-
-
 def test_what_clusters_cost(home: Path, capsys: Captured) -> None:
     home.mkdir()
     plan = {"price_per_hour": 1.5, "currency": "USD"}
     details = {"nodes": 3, "expires": 4102444800, "plan": plan}
     Store(home).record_cluster(Cluster("far-3", "gke", details=details))
-    Store(home).record_cluster(Cluster("odd-1", "eks", "failed", details={"plan": {"price_per_hour": None}}))
+    Store(home).record_cluster(
+        Cluster("odd-1", "eks", "failed", details={"expires": 1, "plan": {"price_per_hour": None}})
+    )
     shown = {cluster["name"]: cluster for cluster in answer(capsys, "list-clusters")["clusters"]}
     assert (shown["far-3"]["price_per_hour"], shown["far-3"]["expires"]) == (1.5, "2100-01-01T00:00:00.000Z")
     assert run(["list-clusters"]) == 0
     rows = {line.split()[0]: line.split() for line in capsys.readouterr().out.splitlines()}
-    assert rows["far-3"][1:6] == ["gke", "ready", "3", "1.50", "USD"]  # without the column of locations: none has one
-    assert rows["odd-1"][1:5] == ["eks", "failed", "-", "unknown"]
+    # Without the column of locations: none has one.
+    assert rows["far-3"][1:7] == ["gke", "ready", "3", "1.50", "USD", "in"]
+    assert rows["odd-1"][1:6] == ["eks", "failed", "-", "unknown", "overdue"]
     assert run(["set-cluster", "gcloud", "far-3"]) == 0
     assert answer(capsys, "list-clusters")["clusters"][1]["current"]
 

@@ -189,6 +189,7 @@ def test_a_damaged_archive_has_no_origin(capsys: Captured) -> None:
     capsys.readouterr()
     assert run(["verify", "demo", "--signers", "signers"]) == 2
     assert "origin" not in capsys.readouterr().out
+    assert run(["verify", "demo", "demo.zip", "--signers", "signers"]) == 2  # although the second lacks a signature
     said = run_refused(capsys, 2, "verify", "demo", "--sign", "key", "--force")
     assert "it is not what was sealed" in said
 

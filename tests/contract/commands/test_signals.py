@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -76,8 +75,6 @@ PLACES = [
 # By day one signal at each place, and in each command that only looks.
 ALL_MOMENTS = [(place, number) for place in PLACES for number in SIGNALS]
 MOMENTS = [(place, SIGNALS[index % 2]) for index, place in enumerate(PLACES)]
-LOOKS = [["wait", "a-1"], ["status", "a-1", "--watch"], ["logs", "a-1", "--follow"]]
-ALL_LOOKS = [(command, number) for command in LOOKS for number in SIGNALS]
 
 
 @pytest.mark.parametrize(("place", "number"), ALL_MOMENTS if NIGHTLY else MOMENTS)
@@ -98,26 +95,6 @@ def test_a_signal_at_any_moment_of_a_run_ends_it(home: Path, place: str, number:
 def _is_running(home: Path, name: str) -> bool:
     done = clients.finish("status", name, "-o", "json", environment={**os.environ, "MLBENCH_HOME": str(home)})
     return '"phase": "running"' in done.stdout
-
-
-def _handles_sigterm(pid: int) -> bool:
-    """Whether a process has got as far as its handler: before, a signal ends Python itself."""
-    [caught] = [line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("SigCgt")]
-    return bool(int(caught.split()[1], 16) >> (signal.SIGTERM - 1) & 1)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("command", "number"), ALL_LOOKS if NIGHTLY else ALL_LOOKS[::3] + ALL_LOOKS[4:5])
-def test_who_only_looks_can_be_stopped_and_the_run_goes_on(home: Path, command: list[str], number: int) -> None:
-    assert end(start(home, "run", "a", "1", "--command", "sleep 600", "--detach"))[0] == 0
-    process = start(home, *command)
-    until(lambda: _handles_sigterm(process.pid))
-    time.sleep(1)  # in which most have begun to wait; any moment will do
-    process.send_signal(number)
-    code, errors = end(process)
-    assert code == 128 + number
-    assert "Error:" not in errors
-    assert _is_running(home, "a-1")
 
 
 def test_a_thread_that_nobody_can_stop_does_not_hold_up_the_end(home: Path) -> None:

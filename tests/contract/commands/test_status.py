@@ -64,20 +64,6 @@ def test_filters_look_at_all_runs(capsys: Captured) -> None:
     assert "No run matches." in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("argv", "words"),
-    [
-        (["--state", "faild"], 'There is no state "faild". Did you mean "failed"?'),
-        (["--since", "soon"], "is not a duration"),
-        (["--limit", "-1"], "--limit"),
-        (["--cluster", "local", "--task", "custom"], "select runs"),
-    ],
-)
-def test_wrong_filters(argv: list[str], words: str, capsys: Captured) -> None:
-    assert run(["status", *argv]) == 2
-    assert words in capsys.readouterr().err
-
-
 def test_a_selection_by_age_is_what_it_says(capsys: Captured) -> None:
     assert run(["delete", "--older-than", "57.5d", "--yes"]) == 0
     assert names(capsys, "--limit", "0")[0] == "run-2"

@@ -5,13 +5,13 @@ import os
 import re
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
 
 from mlbench_cli.storage.store import Store
 from tests.contract import clients
+from tests.contract.local_runs import until
 from tests.contract.terminal import LIMIT, Terminal
 
 
@@ -60,14 +60,6 @@ def test_charts_asks_which_runs(home: Path, tmp_path: Path) -> None:
     assert rows.count("\n") >= 1
 
 
-def test_tables_fit_the_terminal(home: Path) -> None:
-    make_finished_runs(home, "a-rather-long-name-of-a-run")
-    for columns in (60, 140):
-        _, printed = Terminal("status", home=home, columns=columns).finish()
-        assert max(map(len, plain(printed).splitlines())) <= columns
-        assert ("CREATED" in printed) == (columns == 140)
-
-
 # --- interrupts ------------------------------------------------------------------------------------------------------
 
 SLEEPER = ["--command", "sh -c 'echo begun; echo $$ > pid; exec sleep 60'"]
@@ -81,21 +73,8 @@ def alive(pid: int) -> bool:
         return False
 
 
-def gone(pid: int) -> bool:
-    """Whether the process ends, sooner or later."""
-    end = time.monotonic() + LIMIT
-    while alive(pid) and time.monotonic() < end:
-        time.sleep(0.02)
-    return not alive(pid)
-
-
 def rank_pid(folder: Path) -> int:
-    end = time.monotonic() + LIMIT
-    while time.monotonic() < end:
-        if (folder / "pid").exists() and (text := (folder / "pid").read_text().strip()):
-            return int(text)
-        time.sleep(0.02)
-    raise AssertionError("the rank did not start")
+    return int(until(lambda: (folder / "pid").exists() and (folder / "pid").read_text().strip()))
 
 
 def test_ctrl_c_cancels_and_keeps(home: Path, tmp_path: Path) -> None:
@@ -107,7 +86,7 @@ def test_ctrl_c_cancels_and_keeps(home: Path, tmp_path: Path) -> None:
     assert code == 130
     assert 'Canceled the run "a-1"' in printed
     assert "Not started: a-2; to resume: mlbench run a" in printed
-    assert gone(pid)
+    until(lambda: not alive(pid))
     rows = Store(home).runs()
     assert [(row.run.name, row.outcome) for row in rows] == [("a-1", "canceled"), ("a-2", None)]
     assert (rows[0].run.folder / "logs" / "rank-0.log").read_text() == "begun\n"
@@ -128,18 +107,8 @@ def test_sigterm_cancels_and_keeps(home: Path, tmp_path: Path) -> None:
     assert client.returncode == 143, out + err
     assert json.loads(out)["error"]["code"] == "terminated"
     assert "Traceback" not in err
-    assert gone(pid)
+    until(lambda: not alive(pid))
     assert Store(home).run("a-1").outcome == "canceled"
-
-
-def test_a_run_outlives_a_client_that_is_killed(home: Path, tmp_path: Path) -> None:
-    client = start(home, tmp_path, "run", "a", "1", *SLEEPER)
-    pid = rank_pid(tmp_path)
-    client.kill()
-    client.communicate(timeout=LIMIT)
-    assert alive(pid)
-    assert start(home, tmp_path, "cancel", "a-1").wait(LIMIT) == 0
-    assert gone(pid)
 
 
 def test_ctrl_c_ends_only_the_waiting(home: Path, tmp_path: Path) -> None:
@@ -152,17 +121,7 @@ def test_ctrl_c_ends_only_the_waiting(home: Path, tmp_path: Path) -> None:
         assert person.finish()[0] == 130
     assert alive(pid)
     assert start(home, tmp_path, "cancel", "a-1").wait(LIMIT) == 0
-    assert gone(pid)
-
-
-def test_progress_is_one_line_on_a_terminal(home: Path, tmp_path: Path) -> None:
-    person = Terminal("run", "a", "1", "--command", "sleep 6", home=home, columns=60, cwd=tmp_path)
-    code, printed = person.finish()
-    assert code == 0
-    shown = [plain(part) for part in printed.split("\r") if "a-1: 1 running" in plain(part)]
-    assert len(shown) >= 2
-    assert re.search(r"elapsed \d s", shown[0])
-    assert max(map(len, shown)) < 60
+    until(lambda: not alive(pid))
 
 
 def test_a_progress_bar_is_shown_while_its_line_has_no_end(home: Path, tmp_path: Path) -> None:
@@ -173,6 +132,8 @@ def test_a_progress_bar_is_shown_while_its_line_has_no_end(home: Path, tmp_path:
     shown = [plain(part) for part in printed.split("\r") if "a-1: 1 running" in plain(part)]
     assert "last line: 20%|██日本 |" in shown[-1]
     assert "10%" not in "".join(shown)
+    assert len(shown) >= 2
+    assert re.search(r"elapsed \d s", shown[0])
     assert max(map(len, shown)) < 80
 
 
@@ -193,15 +154,3 @@ def test_a_pipe_gets_the_log_of_rank_0_on_stderr(home: Path, tmp_path: Path) -> 
     assert "\nbegun\n" in err
     assert "\ndone\n" in err
     assert "begun" not in out
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("variable", "value"), [("NO_COLOR", "1"), ("TERM", "dumb")])
-def test_colors_are_left_out_on_request(home: Path, variable: str, value: str) -> None:
-    make_finished_runs(home, "a")
-    assert "\x1b[32m" in Terminal("status", home=home).finish()[1]
-    _, printed = Terminal("status", home=home, environment={variable: value}).finish()
-    assert "completed" in printed
-    assert not re.search(r"\x1b\[[0-9;]*3[0-9]", printed)
-    if variable == "TERM":
-        assert "\x1b" not in printed

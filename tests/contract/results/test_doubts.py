@@ -17,13 +17,7 @@ from mlbench_cli.util.json_text import format_document
 from tests.unit.results.runs import event, new_run, observation_of, sealed_run, spec, training_log
 
 Captured = pytest.CaptureFixture[str]
-
-
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("MLBENCH_HOME", str(tmp_path / "home"))
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+pytestmark = pytest.mark.usefixtures("home")
 
 
 def doubted(folder: Path, name: str, seconds: float) -> str:

@@ -12,14 +12,10 @@ import pytest
 
 from mlbench_cli.api import Client
 from mlbench_cli.app import run
-from mlbench_cli.model.run import Outcome, RunState
-from mlbench_cli.results.archive.record import write_run_document
-from mlbench_cli.results.archive.seal import seal
 from mlbench_cli.storage.store import Store
-from mlbench_cli.util.times import timestamp
 from task_images.methods.catalog import describe, find_class
 from tests.needs import needs
-from tests.unit.results.runs import START, event, new_run, observation_of, sealed_run, spec, training_log
+from tests.unit.results.runs import START, event, record_sealed, sealed_run
 
 SAMPLES = [
     {"time": 1_760_000_000 + second, "rank": rank, "cpu_seconds": second * 0.5, "rss_bytes": 1e6}
@@ -106,8 +102,9 @@ def test_metrics_of_ones_own_have_what_people_group_runs_by(tmp_path: Path, monk
         "sparse": {"method": describe(find_class("eftopk")()), "network": "1gbit,1ms", "seed": 43, "preset": "tiny"},
         "small": {"method": describe(find_class("powersgd")()), "network": "10gbit", "seed": 44, "preset": "spec"},
     }
+    rate = [event("metric", at=50.0, name="tokens_per_second", value=900.0)]
     for name, changes in settings.items():
-        _record(store, name, changes)
+        record_sealed(store, name, 2, 60.0, lines=rate, **changes)
     store.close()
     assert run(["export", "parquet", str(tmp_path / "all.parquet"), "sparse", "small"]) == 0
     wanted = {"sparse": ("eftopk", "1gbit,1ms", 43, "tiny", 900.0), "small": ("powersgd", "10gbit", 44, "spec", 900.0)}
@@ -130,16 +127,6 @@ def test_metrics_of_ones_own_have_what_people_group_runs_by(tmp_path: Path, monk
             method, *others = wanted[row["run"]]
             assert [row[name] for name in ("network", "seed", "preset", "value")] == others
             assert row["method"].startswith(method)
-
-
-def _record(store: Store, name: str, changes: dict[str, Any]) -> None:
-    made = store.record_run(spec(name=name, **changes), created=timestamp(START - 1))
-    logs = {rank: training_log(rank, 60.0) for rank in range(2)}
-    logs[0].insert(-1, event("metric", at=50.0, name="tokens_per_second", value=900.0))
-    new_run(made.folder, made.spec, logs)
-    write_run_document(made)
-    seal(made, observation_of(2, 63.0))
-    store.advance(made, RunState.FINISHED, Outcome.GOAL_REACHED)
 
 
 # --- trackers -------------------------------------------------------------------------------------------------------
@@ -172,6 +159,11 @@ def test_mlflow_gets_a_run_in_a_database(tmp_path: Path, archive: Path) -> None:
     assert found.data.params["backend"] == "gloo"
     history = client.get_metric_history(found.info.run_id, "val_Prec_at_1")
     assert [(point.step, point.value) for point in history] == [(0, 40.0), (1, 60.0), (2, 80.5)]
+    assert history[0].timestamp == pytest.approx((START + 20) * 1e3)
+    failed = sealed_run(tmp_path / "bad", "failed", name="bad-2")
+    assert run(["export", "mlflow", address, str(failed)]) == 0
+    runs = client.search_runs([found.info.experiment_id])
+    assert {each.info.run_name: each.info.status for each in runs} == {"demo-2": "FINISHED", "bad-2": "FAILED"}
     assert found.data.tags["mlbench.metric.val_Prec_at_1"] == "val_Prec@1"
 
 
@@ -188,6 +180,9 @@ def test_a_package_adds_a_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     # What tells runs apart, in the names by which people group them.
     wanted = {"workers": 2, "method.name": "eftopk", "method.density": "0.001", "parameters.batch_size": 32}
     assert wanted.items() <= facts.config.items()
+    missed = sealed_run(tmp_path / "missed", "goal_missed", name="missed-2")
+    assert run(["export", "mine", "somewhere", str(archive), str(missed)]) == 0
+    assert [each.summary["goal_reached"] for _, each in written[1:]] == [1, 0]
 
 
 # --- bad input ------------------------------------------------------------------------------------------------------
@@ -198,18 +193,9 @@ def test_a_package_adds_a_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     [
         (["mlflow", "folder"], "is not an MLflow URI"),
         (["parquet", "folder"], "is not the name of a parquet file"),
-        (["csv", "/proc/none/x.csv"], "cannot be written"),
         (["tensorboard", "x"], "There is no export format"),
     ],
 )
 def test_bad_words_are_named(archive: Path, capsys: pytest.CaptureFixture[str], words: list[str], reason: str) -> None:
     assert run(["export", *words, str(archive)]) == 2
     assert reason in capsys.readouterr().err
-
-
-def test_a_broken_archive_is_not_exported(tmp_path: Path, archive: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with open(archive / "metrics.jsonl", "a") as file:
-        file.write('{"rank": 0}\n')
-    assert run(["export", "csv", str(tmp_path / "out.csv"), str(archive)]) == 2
-    assert "metrics.jsonl" in capsys.readouterr().err
-    assert not (tmp_path / "out.csv").exists()

@@ -103,8 +103,7 @@ EVENTS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.slow
-@FUZZ
+@settings(FUZZ, max_examples=40)
 @given(data=some.data())
 def test_no_event_of_a_rank_keeps_a_run_from_being_sealed(tmp_path: Path, data: some.DataObject) -> None:
     folder = tmp_path / "run"

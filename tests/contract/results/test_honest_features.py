@@ -28,13 +28,10 @@ runs:
 
 @pytest.mark.nightly
 @pytest.mark.usefixtures("forked_ranks")
-def test_no_feature_makes_an_honest_run_doubted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MLBENCH_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.chdir(tmp_path)
+def test_no_feature_makes_an_honest_run_doubted(home: Path) -> None:
     Path("features.yaml").write_text(FEATURES)
     run(["run", "-f", "features.yaml", "--yes"])
-    folders = sorted((tmp_path / "home" / "runs").glob("*/result.json"))
+    folders = sorted((home / "runs").glob("*/result.json"))
     assert len(folders) == 9
     for path in folders:
         result = json.loads(path.read_bytes())

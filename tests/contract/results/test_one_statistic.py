@@ -11,17 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
 from mlbench_cli.app import run
-from mlbench_cli.model.run import Outcome, RunState
+from mlbench_cli.model.run import Outcome
 from mlbench_cli.results.archive.files import pack
 from mlbench_cli.results.site.build import SiteOptions, build_site
 from mlbench_cli.storage.store import Store
-from mlbench_cli.util.times import timestamp
 from tests import NIGHTLY, slow
 from tests.contract.server.dashboards import serve
-from tests.unit.results.runs import START, new_run, observation_of, spec, training_log
+from tests.unit.results.runs import record_sealed
 
 Captured = pytest.CaptureFixture[str]
 LIMIT = 1.10
@@ -93,23 +91,15 @@ BY_DAY = [*FIRST, *slow(["noisy", "one against three", "two versions of a script
 
 
 def _record(store: Store, side: str, case: Case) -> None:
-    from mlbench_cli.results.archive.record import write_run_document
-    from mlbench_cli.results.archive.seal import seal
-
     changes = dict((case.changes or {}) if side == "b" else {})
     about: dict[str, Any] = {**PROVENANCE, "session": side if case.rebooted else "boot"}
     if case.is_script:
         changes |= {"task": "custom", "preset": "custom", "argv": ("python", "train.py")}
         about["command"] = {"digest": ("1" if side == "a" else "2") * 64, "files": ["train.py"]}
     for number, seconds in enumerate(case.a if side == "a" else case.b):
-        own = spec(name=f"{side}-2-r{number + 1}", workers=2, seed=42 + number, **changes)
-        made = replace(store.record_run(own), created=timestamp(START - 10))
-        outcome = case.outcome(side, number)
-        logs = {rank: training_log(rank, seconds, str(outcome)) for rank in range(2)}
-        new_run(made.folder, own, logs)
-        write_run_document(made, about, len(case.a if side == "a" else case.b))
-        seal(made, observation_of(2, seconds + 3))
-        store.advance(made, RunState.FINISHED, outcome)
+        name, own = f"{side}-2-r{number + 1}", {"seed": 42 + number, **changes}
+        outcome, repeats = str(case.outcome(side, number)), len(case.a if side == "a" else case.b)
+        record_sealed(store, name, 2, seconds, outcome, provenance=about, repeats=repeats, **own)
 
 
 @pytest.fixture(params=list(CASES) if NIGHTLY else BY_DAY)
@@ -161,12 +151,18 @@ def test_all_presenters_agree(case: Case, capsys: Captured, tmp_path: Path) -> N
     if is_partial:
         assert re.match(r"No verdict.* did not reach the goal", sentence)
 
+        assert run(["compare", *both]) == 0
+        assert "Left out of all figures: " in capsys.readouterr().err
+
     # Means, and what the pages say of the pair.
     with serve(tmp_path / "home") as dashboard:
         assert dashboard.ask(f"/api/v1/compare?a={both[0]}&b={both[1]}").document["rows"] == found["rows"]
         page = dashboard.ask(f"/compare?a={both[0]}&b={both[1]}").body.decode()
         assert row["words"] in page
         assert ("Left out of all figures: " in page) == is_partial == bool(found["excluded"])
+        if is_partial:  # a row for each side, in which the failed repeat is, too
+            listed = dashboard.ask("/listing", headers={"Accept": "text/html"}).body.decode()
+            assert listed.partition("<tbody>")[2].count("<tr>") == 2
     archives, site = tmp_path / "archives", tmp_path / "site"
     archives.mkdir()
     for folder in (tmp_path / "home" / "runs").iterdir():

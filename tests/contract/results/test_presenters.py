@@ -1,7 +1,6 @@
 """Every command that groups runs has the same groups, with the same number of runs, on one store."""
 
 import csv
-import json
 import re
 import statistics
 from collections.abc import Iterator
@@ -13,16 +12,14 @@ from msgspec.structs import replace
 
 from mlbench_cli import api
 from mlbench_cli.app import run
-from mlbench_cli.model.run import Experiment, Member, Outcome, RunState
-from mlbench_cli.model.spec import RunSpec
+from mlbench_cli.model.run import Experiment, Member
 from mlbench_cli.results.analysis.figures import SECONDS, THROUGHPUT
 from mlbench_cli.results.exports.facts import read_facts
-from mlbench_cli.storage import run_folder
 from mlbench_cli.storage.store import Store
-from mlbench_cli.util.json_text import format_document
 from task_images.methods.catalog import describe, find_class
+from tests.contract.clients import answer
 from tests.contract.server.dashboards import Dashboard, serve
-from tests.unit.results.runs import new_run, observation_of, spec, training_log
+from tests.unit.results.runs import record_sealed
 
 Captured = pytest.CaptureFixture[str]
 
@@ -34,35 +31,20 @@ KINDS: dict[str, dict[str, Any]] = {
     "late": {"method": describe(find_class("eftopk")(delay="0.002,1e-9"))},
     "later": {"method": describe(find_class("eftopk")(delay="0.004,1e-9"))},
     "pinned": {"pin": True},
-    "shaped": {"network": "1gbit,1ms"},
+    "other": {"backend": "mpi"},
 }
 REPEATS = 3
 
 
 def _record(store: Store, name: str, changes: dict[str, Any]) -> None:
     """An experiment that had one run before it was asked for two more: `own-2`, `own-2-r2`, `own-2-r3`."""
-    base = spec(name=f"{name}-2", workers=2, seed=42, **changes)
     first = Experiment(f"{name}-id", name, "2025-10-09T08:00:00.000Z", {"name": name})
     members: list[Member] = []
     for repeat in range(REPEATS):
-        run_spec = replace(base, name=base.name + (f"-r{repeat + 1}" if repeat else ""), seed=42 + repeat)
-        made = store.record_run(run_spec)
-        members.append(Member(repeat, made.id, run_spec.content_hash))
-        _seal(store, run_spec, made, 10.0 + repeat / 10)
+        own = f"{name}-2" + (f"-r{repeat + 1}" if repeat else "")
+        made = record_sealed(store, own, 2, 10.0 + repeat / 10, seed=42 + repeat, **changes)
+        members.append(Member(repeat, made.id, made.spec.content_hash))
         store.record_experiment(replace(first, members=tuple(members)), [])
-
-
-def _seal(store: Store, run_spec: RunSpec, made: Any, seconds: float) -> None:
-    from mlbench_cli.results.archive.record import write_run_document
-    from mlbench_cli.results.archive.seal import seal
-
-    made = replace(made, created="2025-10-09T08:53:19.000Z")  # before its logs
-    new_run(made.folder, run_spec, {rank: training_log(rank, seconds) for rank in range(run_spec.workers)})
-    if run_spec.network:
-        (made.folder / run_folder.SHAPING).write_bytes(format_document({"method": "netem", "probes": []}))
-    write_run_document(made)
-    seal(made, observation_of(run_spec.workers, seconds + 3))
-    store.advance(made, RunState.FINISHED, Outcome.GOAL_REACHED)
 
 
 @pytest.fixture(scope="module")
@@ -85,12 +67,6 @@ def dashboard(home: Path) -> Iterator[Dashboard]:
 def use(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLBENCH_HOME", str(home))
     monkeypatch.chdir(tmp_path)
-
-
-def answer(capsys: Captured, *argv: str, code: int = 0) -> Any:
-    capsys.readouterr()
-    assert run([*argv, "-o", "json"]) == code
-    return json.loads(capsys.readouterr().out)
 
 
 def test_status_has_one_group_of_three_for_each(capsys: Captured) -> None:
@@ -118,12 +94,12 @@ def test_the_report_has_one_row_of_three_for_each() -> None:
     text = re.sub(r"\\(.)", r"\1", Path("page.md").read_text())
     results = text.split("## Time", 1)[1].split("\n\n", 2)[1]
     assert len(results.splitlines()) == 2 + len(KINDS)
-    for word in ("eftopk (density=0.001)", "eftopk (delay=0.002,1e-9)", "pin=true", "1gbit,1ms"):
+    for word in ("eftopk (density=0.001)", "eftopk (delay=0.002,1e-9)", "pin=true", "mpi"):
         assert word in text
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["later", "shaped"])
+@pytest.mark.parametrize("name", ["later", "other"])
 def test_compare_shows_the_difference_and_counts_three(capsys: Captured, dashboard: Dashboard, name: str) -> None:
     found = answer(capsys, "compare", "own-2", f"{name}-2")
     assert found["rows"]["seconds"]["a"]["count"] == found["rows"]["seconds"]["b"]["count"] == REPEATS
@@ -135,7 +111,7 @@ def test_compare_shows_the_difference_and_counts_three(capsys: Captured, dashboa
     assert re.search(r"differ: ", page), page[:2000]
 
 
-@pytest.mark.parametrize("name", ["later", "shaped"])
+@pytest.mark.parametrize("name", ["later", "other"])
 def test_the_gate_never_holds_one_against_another(capsys: Captured, name: str) -> None:
     [check] = answer(capsys, "gate", f"{name}-2", "--baseline", "own-2", code=9)["checks"]
     assert (check["verdict"], len(check["values"]), check["baseline"]) == ("cannot_tell", REPEATS, [])
@@ -155,6 +131,7 @@ def test_the_dashboard_has_the_same_repeats(capsys: Captured, dashboard: Dashboa
     assert page.partition("<tbody>")[2].count("<tr>") == len(KINDS)  # a row for each setting, with its mean
     assert page.count("<strong>10.1\u00a0s (9.9 to 10.4)</strong>") == len(KINDS)
     assert page.count(f"{REPEATS} runs</small>") == len(KINDS)
+    assert 'data-open="no"' in page  # which asks for no news of experiments that have ended
     both = dashboard.ask("/api/v1/compare?a=own&b=sparse").document
     assert both["rows"]["seconds"]["b"]["count"] == REPEATS
 

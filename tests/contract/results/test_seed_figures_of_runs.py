@@ -7,7 +7,6 @@ import pytest
 from msgspec.structs import replace
 
 from mlbench_cli.model.run import LOCAL
-from mlbench_cli.results.archive.evidence import read_events
 from mlbench_cli.results.archive.files import Archive
 from mlbench_cli.results.archive.record import write_run_document
 from mlbench_cli.results.archive.seal import seal
@@ -67,20 +66,3 @@ def drawn(archives: list[Archive]) -> dict[str, list[Chart]]:
 def test_every_figure_of_the_table_comes_from_a_run_of_a_shipped_task(drawn: dict[str, list[Chart]]) -> None:
     wanted = {keys[0] for _, keys, _ in read_table() if not keys[-1].endswith("csv")}
     assert wanted <= drawn.keys(), sorted(wanted - drawn.keys())
-
-
-@pytest.mark.nightly
-@pytest.mark.timeout(900)
-def test_the_curves_hold_what_the_ranks_reported(archives: list[Archive], drawn: dict[str, list[Chart]]) -> None:
-    """The schedule of the learning rate, point by point, against the events in rank 0's log."""
-    archive = next(one for one in archives if one.run["spec"]["task"] == "cifar10_resnet20")
-    with archive.open_file("logs/rank-0.log") as log:
-        reported = [
-            event["value"]
-            for event in read_events(log)
-            if event["event"] == "metric" and event["name"] == "learning_rate"
-        ]
-    assert len(reported) > 2
-    assert min(reported) > 0
-    lines = [line for chart in drawn["learning_rate"] for line in chart.lines]
-    assert reported in [[row["y"] for row in line] for line in lines]

@@ -5,10 +5,7 @@ import json
 import re
 import shutil
 import subprocess
-import threading
 from collections.abc import Iterator
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +18,7 @@ from mlbench_cli.results.archive.seal import write_sums
 from mlbench_cli.results.archive.verify import verify
 from mlbench_cli.results.site.build import RefusedArchives, SiteOptions, build_site
 from tests.browser import open_browser
+from tests.fakes.file_server import serving_folder
 from tests.unit.results import runs
 from tests.unit.results.analysis.test_energy import run_with, samples
 from tests.unit.results.runs import sealed_run
@@ -73,25 +71,10 @@ def test_after_a_time_budget_the_lower_value_of_a_goal_with_a_maximum_comes_firs
     assert "reaches 70" in (tmp_path / "page.md").read_text().partition("\n")[0]
 
 
-class Quiet(SimpleHTTPRequestHandler):
-    """Serves files without a line per request."""
-
-    def log_message(self, format: str, *args: Any) -> None:
-        pass
-
-
 @pytest.fixture
 def address(site: Path) -> Iterator[str]:
-    yield from serve(site)
-
-
-def serve(folder: Path, handler: type[Quiet] = Quiet) -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(handler, directory=str(folder)))
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_address[1]}"
-    server.shutdown()
-    server.server_close()
+    with serving_folder(site) as found:
+        yield found
 
 
 def read_index(site: Path) -> dict[str, Any]:
@@ -307,32 +290,27 @@ def test_trend_and_receipts_are_drawn_on_every_width_in_the_dark_and_on_paper(
     assert (summary.claims, summary.receipts) == (2, 1)
     result = next(each for each in read_index(site)["results"] if each["date"] == "2025-10-09")
     marks = "return document.querySelectorAll('figure[id$=trend] > .plot .k').length"
-    with_address = serve(site)
-    address = next(with_address)
-    try:
-        with open_browser() as browser:
-            views = [(width, scheme, "") for width in (400, 1400) for scheme in ("light", "dark")]
-            for width, scheme, media in [*views, (A4, "light", "print")]:
-                browser.emulate(width)
-                browser.prefer(scheme, media)
-                for page in ("index.html", "tasks/mnist.html", result["page"]):
-                    browser.open(f"{address}/{page}")
-                    wide = browser.run("return document.documentElement.scrollWidth - innerWidth")
-                    assert wide <= 0, (page, width, scheme, media)
-                    assert browser.console() == []
-                text = browser.text()
-                assert "Reproductions" in text
-                assert "reproduced" in text
-                assert "10 %" in text
-                is_hidden = "return getComputedStyle(document.querySelector('.top nav')).display === 'none'"
-                assert browser.run(is_hidden) is (media == "print")
-                paper = browser.run("return getComputedStyle(document.body).backgroundColor")
-                assert (paper == "rgb(17, 18, 20)") is (scheme == "dark")
-            browser.open(f"{address}/tasks/mnist.html")
-            assert "Over time" in browser.text()
-            assert browser.run(marks) == 2
-    finally:
-        next(with_address, None)
+    with serving_folder(site) as address, open_browser() as browser:
+        views = [(width, scheme, "") for width in (400, 1400) for scheme in ("light", "dark")]
+        for width, scheme, media in [*views, (A4, "light", "print")]:
+            browser.emulate(width)
+            browser.prefer(scheme, media)
+            for page in ("index.html", "tasks/mnist.html", result["page"]):
+                browser.open(f"{address}/{page}")
+                wide = browser.run("return document.documentElement.scrollWidth - innerWidth")
+                assert wide <= 0, (page, width, scheme, media)
+                assert browser.console() == []
+            text = browser.text()
+            assert "Reproductions" in text
+            assert "reproduced" in text
+            assert "10 %" in text
+            is_hidden = "return getComputedStyle(document.querySelector('.top nav')).display === 'none'"
+            assert browser.run(is_hidden) is (media == "print")
+            paper = browser.run("return getComputedStyle(document.body).backgroundColor")
+            assert (paper == "rgb(17, 18, 20)") is (scheme == "dark")
+        browser.open(f"{address}/tasks/mnist.html")
+        assert "Over time" in browser.text()
+        assert browser.run(marks) == 2
 
 
 def test_pages_need_no_javascript_and_stay_small(site: Path) -> None:

@@ -5,7 +5,7 @@ import json
 import os
 import subprocess
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,6 +65,21 @@ class Dashboard:
             return Answer(answer.status, {key.lower(): value for key, value in answer.getheaders()}, answer.read())
         finally:
             connection.close()
+
+    def follow(self, run: str) -> Iterator[tuple[str, Any]]:
+        """The events of a run: kind and document."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
+        with closing(connection):
+            headers = {"Authorization": f"Bearer {self.token}"}
+            connection.request("GET", f"/api/v1/runs/{run}/events", headers=headers)
+            answer = connection.getresponse()
+            assert answer.fp is not None
+            kind = ""
+            while line := answer.fp.readline().decode():
+                if line.startswith("event: "):
+                    kind = line[7:].strip()
+                elif line.startswith("data: "):
+                    yield kind, json.loads(line[6:])
 
     def post(self, path: str, document: Any) -> Answer:
         return self.ask(path, "POST", {"Content-Type": "application/json"}, json.dumps(document).encode())

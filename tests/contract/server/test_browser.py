@@ -16,14 +16,6 @@ from tests.browser import Browser, open_browser
 from tests.contract.commands.store_locks import lock_out
 from tests.contract.server.dashboards import CODE, PATIENCE, Dashboard
 
-SHOTS = os.environ.get("MLBENCH_SCREENSHOTS")  # a folder for pictures to look at
-
-
-def shoot(browser: Browser, name: str) -> None:
-    if SHOTS:
-        browser.screenshot(Path(SHOTS) / f"{name}.png")
-
-
 ENTER, TAB, SPACE = "\ue007", "\ue004", " "
 # Cells whose words are broken into single letters.
 NARROW_CELLS = (
@@ -68,7 +60,6 @@ def test_a_run_from_the_form_to_its_report(acting: Dashboard, program: str, tmp_
         assert acting.token not in browser.run("return document.cookie")
         browser.run("document.querySelector('a[href=\"/new\"]').click()")
         browser.wait_for("return document.getElementById('new') && document.querySelector('[name=preset]').length > 0")
-        shoot(browser, "new")
         choose(browser, task="")
         fill(browser, name="form", command=program)
         browser.press(ENTER)
@@ -78,7 +69,6 @@ def test_a_run_from_the_form_to_its_report(acting: Dashboard, program: str, tmp_
         browser.wait_for("return document.getElementById('log').textContent.includes('line 2')")
         (tmp_path / "step3").touch()
         assert browser.wait_for(f"return {points} > arguments[0] && {points}", first) > first
-        shoot(browser, "live")
         (tmp_path / "step8").touch()
         browser.wait_for("return document.querySelector('a[download]') !== null")
         assert browser.wait_for("return document.getElementById('log').textContent.includes('line 10')")
@@ -91,15 +81,12 @@ def test_a_run_from_the_form_to_its_report(acting: Dashboard, program: str, tmp_
         path = tmp_path / "form-1.zip"
         path.write_bytes(bytes(data))
         assert not verify(path).problems
-        shoot(browser, "finished")
         assert browser.console() == []
         assert browser.foreign_requests() == []
         browser.open(f"http://127.0.0.1:{acting.port}/experiments")
         browser.wait_for("return document.body.innerText.includes('1 of 1 runs finished')")
-        shoot(browser, "experiments")
         browser.open(f"http://127.0.0.1:{acting.port}/report?run=form-1")
         assert browser.run("return document.querySelectorAll('figure [role=img]').length") > 0
-        shoot(browser, "report")
         assert browser.console() == []
 
 
@@ -130,7 +117,6 @@ def test_the_form_asks_what_the_wizard_asks_and_checks_the_answers(acting: Dashb
         browser.run("document.getElementById('check').click()")
         browser.wait_for("return document.body.innerText.includes('This starts good-1, good-2.')")
         assert "mlbench run good 1 2 --task epsilon_logistic_regression --preset tiny" in browser.text()
-        shoot(browser, "checked")
         choose(browser, cluster="new kind")
         browser.run("document.getElementById('check').click()")
         browser.wait_for("return document.body.innerText.includes('Run this command in a terminal')")
@@ -152,7 +138,6 @@ def test_the_form_asks_what_the_wizard_asks_and_checks_the_answers(acting: Dashb
         assert acting.ask("/api/v1/runs").document["runs"] == []
         browser.emulate(360)
         assert browser.run(IS_NARROW) is True
-        shoot(browser, "new-narrow")
         (refusal,) = browser.console()  # of the answer that the form shows
         assert "/api/v1/runs - Failed to load resource" in refusal
 
@@ -169,14 +154,12 @@ def test_an_experiment_is_started_stopped_and_its_runs_deleted_by_keyboard(actin
         browser.wait_for("return location.pathname === '/experiments/long'")
         browser.wait_for("return document.querySelector('button[data-action]') !== null")
         until(acting, "long-1", "running")  # one that waits in the queue would stay there
-        shoot(browser, "experiment")
         press_button(browser, "Stop")
         assert "Stop the experiment long?" in browser.accept()
         browser.wait_for("return document.querySelector('button[data-action]') === null")
         browser.open(f"http://127.0.0.1:{acting.port}/runs/long-1")
         browser.wait_for("return document.getElementById('outcome').textContent === 'canceled'")
         assert "Download the archive" in browser.text()
-        shoot(browser, "canceled")
         press_button(browser, "Delete")
         browser.accept()
         browser.wait_for("return location.pathname === '/'")
@@ -211,7 +194,6 @@ def test_the_progress_of_an_experiment_moves_and_it_opens_by_keyboard(acting: Da
             until(acting, "study-first-1", "queued", "running")
             browser.open(f"http://127.0.0.1:{acting.port}/experiments")
             browser.wait_for("return document.body.innerText.includes('0 of 2 runs finished')")
-            shoot(browser, "experiment-begins")
             browser.run("window.isSamePage = true")
             press_link(browser, "study", open_it=False)
             (tmp_path / "first").touch()
@@ -224,7 +206,6 @@ def test_the_progress_of_an_experiment_moves_and_it_opens_by_keyboard(acting: Da
             browser.emulate(360)
             assert browser.run(IS_NARROW) is True
             assert browser.run(NARROW_CELLS) == []
-            shoot(browser, "experiment-narrow")
             browser.press(ENTER)
             browser.wait_for("return location.pathname === '/experiments/study'")
             browser.wait_for("return document.body.innerText.includes('1 of 2 runs finished')")
@@ -232,7 +213,6 @@ def test_the_progress_of_an_experiment_moves_and_it_opens_by_keyboard(acting: Da
             browser.wait_for("return document.body.innerText.includes('2 of 2 runs finished')")
             assert browser.run(IS_NARROW) is True
             browser.emulate(1280)
-            shoot(browser, "experiment-experiment")
             assert client.wait(PATIENCE) == 0
         finally:
             for name in ("first", "second"):
@@ -240,7 +220,6 @@ def test_the_progress_of_an_experiment_moves_and_it_opens_by_keyboard(acting: Da
             client.communicate(timeout=PATIENCE)
         browser.open(f"http://127.0.0.1:{acting.port}/experiments")
         browser.wait_for("return document.body.innerText.includes('2 of 2 runs finished')")
-        shoot(browser, "experiment-ends")
         assert browser.console() == []
 
 
@@ -279,7 +258,6 @@ def test_a_list_that_cannot_be_read_any_more_says_why_and_comes_back(acting: Das
         assert "newer mlbench (schema 99" in browser.text()
         assert "). Next: Upgrade mlbench" in browser.text()
         assert "long-1" in browser.text()
-        shoot(browser, "newer-store")
         set_version(path, SCHEMA_VERSION)
         browser.wait_for("return document.getElementById('listing-problem') === null")
         with lock_out(acting.home, "writers"):
@@ -290,7 +268,6 @@ def test_a_list_that_cannot_be_read_any_more_says_why_and_comes_back(acting: Das
             browser.press(ENTER)
             browser.wait_for("return document.querySelector('#new .status').classList.contains('bad')")
             assert "is locked: another process" in status_text(browser)
-            shoot(browser, "locked-store")
         assert acting.ask("/api/v1/runs/long-1/cancel", "POST", headers).status == 200
 
 
@@ -333,7 +310,6 @@ def test_a_finished_run_has_figures_and_a_paged_log(dashboard: Dashboard) -> Non
     with open_browser() as browser:
         browser.open(dashboard.url)
         browser.wait_for("return document.getElementById('listing').dataset.loaded === 'yes'")
-        shoot(browser, "overview")
         assert "alpha-2" in browser.text()
         assert "top-1 accuracy 80.5" in browser.text()
         browser.open(f"http://127.0.0.1:{dashboard.port}/runs/alpha-2")
@@ -344,7 +320,6 @@ def test_a_finished_run_has_figures_and_a_paged_log(dashboard: Dashboard) -> Non
         assert browser.run("return document.querySelectorAll('button[data-action]').length") == 0
         browser.open(f"http://127.0.0.1:{dashboard.port}/compare?a=alpha-1&b=alpha-2")
         assert "What differs" in browser.text()
-        shoot(browser, "compare")
         assert browser.console() == []
 
 
@@ -360,11 +335,10 @@ def test_pages_work_on_a_narrow_screen_and_by_keyboard(dashboard: Dashboard) -> 
             "/compare?a=alpha-1&b=alpha-2",
             "/report?run=alpha-1&run=alpha-2",
         )
-        for number, path in enumerate(paths):
+        for path in paths:
             browser.open(f"http://127.0.0.1:{dashboard.port}{path}")
             assert browser.run(IS_NARROW) is True, path
             assert browser.run(NARROW_CELLS) == [], path
-            shoot(browser, f"narrow-{number}")
         browser.open(f"http://127.0.0.1:{dashboard.port}/")
         browser.press("\ue004")
         assert browser.run("return document.activeElement.className") == "skip"
@@ -372,18 +346,6 @@ def test_pages_work_on_a_narrow_screen_and_by_keyboard(dashboard: Dashboard) -> 
             "return Array.from(document.querySelectorAll('input, select, button')).filter(e => !e.labels?.length && "
         )
         assert browser.run(f"{unnamed} !e.textContent && !e.ariaLabel).length") == 0
-
-
-def test_a_rebinding_name_is_refused(dashboard: Dashboard) -> None:
-    with open_browser() as browser:
-        browser.open(f"http://rebound.example:{dashboard.port}/")
-        assert "not served under this host name" in browser.text()
-
-
-def test_without_a_valid_token_a_page_says_what_to_do(dashboard: Dashboard) -> None:
-    with open_browser() as browser:
-        browser.open(f"http://127.0.0.1:{dashboard.port}/?token=old")
-        assert "get-dashboard-url" in browser.text()
 
 
 @pytest.mark.parametrize("path", ["/runs/nobody", "/nowhere", "/report?run=nobody"])

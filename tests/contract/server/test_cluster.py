@@ -1,7 +1,5 @@
 """A dashboard of one cluster: its runs through its API server, and nothing of other clusters."""
 
-import http.client
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +11,7 @@ from mlbench_cli.util.times import now
 from tests.contract.engines.kubernetes.test_engine import a_run, submit
 from tests.contract.local_runs import until
 from tests.contract.server.conftest import record_sealed
-from tests.contract.server.dashboards import PATIENCE, Dashboard, serve
+from tests.contract.server.dashboards import Dashboard, serve
 from tests.fakes.kube_api import KubeApi
 from tests.fakes.kubelet import Kubelet
 
@@ -73,15 +71,6 @@ def test_a_cluster_shows_its_runs_and_nothing_of_others(server: KubeApi, dashboa
 
 
 def follow_log(dashboard: Dashboard, run: str) -> Iterator[str]:
-    connection = http.client.HTTPConnection("127.0.0.1", dashboard.port, timeout=PATIENCE)
-    connection.request("GET", f"/api/v1/runs/{run}/events", headers={"Authorization": f"Bearer {dashboard.token}"})
-    answer = connection.getresponse()
-    assert answer.fp is not None
-    kind = ""
-    try:
-        while line := answer.fp.readline().decode():
-            kind = line[7:].strip() if line.startswith("event: ") else kind
-            if kind == "log" and line.startswith("data: "):
-                yield from (item["text"] for item in json.loads(line[6:])["lines"])
-    finally:
-        connection.close()
+    for kind, document in dashboard.follow(run):
+        if kind == "log":
+            yield from (item["text"] for item in document["lines"])

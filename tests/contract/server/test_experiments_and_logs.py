@@ -121,31 +121,18 @@ def test_a_log_line_cannot_reorder_what_a_page_shows(tmp_path: Path) -> None:
     assert read_page(path, 0, raw=True).lines == ("a\tb \u202e dlrow \x1b[31m",)
 
 
-@pytest.mark.parametrize("lines", (200_000, 1_000_000) if NIGHTLY else (200_000,))
-def test_a_long_log_is_read_page_by_page_without_loss(tmp_path: Path, lines: int) -> None:
-    """A page costs a page of memory, whatever its log's size: measured at one of 25, since it takes long."""
+def test_a_page_of_a_long_log_costs_the_memory_of_a_page(tmp_path: Path) -> None:
     import tracemalloc
 
     path = tmp_path / "rank-0.log"
-    with open(path, "w") as file:
-        for start in range(0, lines, 10_000):
-            file.write("".join(f"line {number}\n" for number in range(start, start + 10_000)))
-    count, offset, pages = 0, 0, 0
-    while True:
-        if pages % 25 == 0:
-            tracemalloc.start()
-            read_page(path, offset)
-            _, peak = tracemalloc.get_traced_memory()
-            tracemalloc.stop()
-            assert peak < 40 * PAGE_BYTES
-        page = read_page(path, offset)
-        if pages % 50 == 0:
-            assert page.lines[0] == f"line {count}"
-        count, offset, pages = count + len(page.lines), page.end, pages + 1
-        if page.end >= page.size:
-            break
-    assert (count, page.lines[-1]) == (lines, f"line {lines - 1}")
-    assert pages > lines // 6_600
+    path.write_text("".join(f"line {number}\n" for number in range(1_000_000)))
+    tracemalloc.start()
+    page = read_page(path, 5_000_000)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 40 * PAGE_BYTES < page.size / 4
+    numbers = [int(line.removeprefix("line ")) for line in page.lines]
+    assert numbers == [*range(numbers[0], numbers[0] + len(numbers))]
 
 
 @pytest.mark.parametrize("end", [b"", b"\n", b"\r"], ids=["no line end", "line end", "progress bar"])
@@ -166,27 +153,6 @@ def test_a_page_of_a_line_of_any_length_costs_bounded_memory(tmp_path: Path, end
     assert read_page(path, -1).lines  # the end of the log is never blank
 
 
-def test_a_progress_bar_is_lines_and_can_be_paged_in_both_directions(tmp_path: Path) -> None:
-    path = tmp_path / "rank-0.log"
-    bars = [f"step {number}" for number in range(50_000)]
-    path.write_bytes(b"begin\n" + "\r".join(bars).encode() + b"\r\nend\n")
-    seen: list[str] = []
-    offset = 0
-    while offset < path.stat().st_size:
-        page = read_page(path, offset)
-        seen += page.lines
-        offset = page.end
-    assert seen == ["begin", *bars, "end"]
-    page = read_page(path, -1)
-    assert page.lines[-1] == "end"
-    offsets = [page.offset]
-    while page.before is not None:
-        page = read_page(path, page.before)
-        offsets.append(page.offset)
-    assert offsets == sorted(set(offsets), reverse=True)
-    assert offsets[-1] == 0
-
-
 @pytest.mark.parametrize("seed", range(20) if NIGHTLY else range(4))
 def test_pages_forward_lose_nothing_and_backward_always_move(tmp_path: Path, seed: int) -> None:
     chosen = random.Random(seed)
@@ -201,6 +167,7 @@ def test_pages_forward_lose_nothing_and_backward_always_move(tmp_path: Path, see
         seen += page.lines
         offset = page.end
     assert seen == [line.decode() for line in data.splitlines()]
+    assert read_page(path, -1, limit=1024).lines[-1] == seen[-1]
     offset = len(data)
     while offset:
         before = read_page(path, offset, limit=1024).before
@@ -208,18 +175,3 @@ def test_pages_forward_lose_nothing_and_backward_always_move(tmp_path: Path, see
         found = read_page(path, before, limit=1024).offset
         assert found < offset
         offset = found
-
-
-def test_a_log_without_line_ends_is_cut_and_goes_on(tmp_path: Path) -> None:
-    path = tmp_path / "rank-0.log"
-    path.write_bytes(b"x" * (3 * MAX_LINE_BYTES) + b"\nend\n")
-    offset = 0
-    seen: list[str] = []
-    for _ in range(20):
-        page = read_page(path, offset)
-        seen += page.lines
-        offset = page.end
-        if offset >= page.size:
-            break
-    assert seen[-1] == "end"
-    assert all(len(line) < 5000 for line in seen)

@@ -60,9 +60,13 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     lines.append(result_event(9.0, data=HOSTILE["SVG with event handler"], goal=goal))
     parameters = {"batch_size": 8, "text": HOSTILE["Markdown link"], "more": HOSTILE["spreadsheet formula"]}
-    recorded = store.record_run(spec(RUN, 1, parameters=parameters))
+    lines += [event("metric", at=4, name=text, value="no number") for text in HOSTILE.values()]  # a finding names it
+    recorded = store.record_run(spec(RUN, 1, parameters=parameters, argv=(*HOSTILE.values(),), share_machine=True))
     new_run(recorded.folder, recorded.spec, {0: lines})
-    write_run_document(recorded)
+    machine = {"cpu": HOSTILE["image with event handler"], "platform": HOSTILE["Markdown link"], "cores": 2}
+    machine |= {"architecture": "x86_64", "memory_bytes": 1 << 30, "gpus": []}
+    about = {"mlbench": "4.0.0", "python": "3.12.1", "packages": {}, "machine": machine}
+    write_run_document(recorded, {**about, "command_line": ["mlbench", *HOSTILE.values()]})
     seal(recorded, observation_of(1, 12.0))
     store.advance(recorded, RunState.FINISHED, Outcome.GOAL_REACHED)
     store.close()

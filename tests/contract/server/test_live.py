@@ -1,7 +1,6 @@
 """What a follower of a run gets while it runs."""
 
 import http.client
-import json
 import os
 import re
 import socket
@@ -16,6 +15,7 @@ from mlbench_cli.model.run import Cluster
 from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.results.archive.evidence import read_last_samples
 from mlbench_cli.server.live import MAX_FOLLOWERS
+from mlbench_cli.server.words import live_words
 from mlbench_cli.storage.store import Store
 from tests.contract.local_runs import until
 from tests.contract.server.dashboards import BUSY, PATIENCE, Dashboard, serve
@@ -25,21 +25,12 @@ Found = dict[str, list[dict[str, Any]]]
 
 def follow(dashboard: Dashboard, name: str) -> Found:
     """All events of a run until its end, by their kind."""
-    connection = http.client.HTTPConnection("127.0.0.1", dashboard.port, timeout=PATIENCE)
-    headers = {"Authorization": f"Bearer {dashboard.token}"}
-    connection.request("GET", f"/api/v1/runs/{name}/events", headers=headers)
-    answer = connection.getresponse()
-    assert answer.fp is not None
-    kind, found = "", Found()
-    while "over" not in found:
-        line = answer.fp.readline().decode()
-        assert line, "the stream ended early"
-        if line.startswith("event: "):
-            kind = line[7:].strip()
-        elif line.startswith("data: "):
-            found.setdefault(kind, []).append(json.loads(line[6:]))
-    connection.close()
-    return found
+    found = Found()
+    for kind, document in dashboard.follow(name):
+        found.setdefault(kind, []).append(document)
+        if kind == "over":
+            return found
+    raise AssertionError("the stream ended early")
 
 
 def lines_of(found: Found) -> list[str]:
@@ -53,6 +44,18 @@ def test_a_follower_gets_status_metrics_resources_and_log_until_the_end(acting: 
     assert set(found) == {"status", "resources", "metrics", "curves", "log", "over"}
     assert found["resources"][-1]["0"]["memory"] > 0
     assert found["status"][-1]["state"] == "finished"
+
+
+def test_the_use_of_the_machine_is_that_of_the_last_samples(dashboard: Dashboard) -> None:
+    used = follow(dashboard, "alpha-2")["resources"][-1]["0"]
+    assert used == {"cpu": 1.5, "memory": pytest.approx(1e6 / 2**20), "traffic": pytest.approx(0.003)}
+
+
+@pytest.mark.parametrize(
+    ("progress", "share"), [({"elapsed": 30.0, "eta": 90.0}, 0.25), ({"epoch": 3, "epochs": 4}, 0.75), ({}, None)]
+)
+def test_a_bar_is_as_long_as_the_part_that_is_done(progress: dict[str, float], share: float | None) -> None:
+    assert live_words({"progress": progress})["share"] == share
 
 
 def test_a_follower_of_a_quick_program_is_told_how_many_lines_are_missing(acting: Dashboard) -> None:

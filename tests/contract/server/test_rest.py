@@ -13,7 +13,9 @@ import pytest
 from mlbench_cli.app import run
 from mlbench_cli.model.run import Experiment, JsonObject, Member
 from mlbench_cli.results.archive.verify import verify
+from mlbench_cli.server.words import arrange
 from mlbench_cli.storage.store import Store
+from tests.contract.local_runs import until
 from tests.contract.server.dashboards import Dashboard, serve
 from tests.unit.results import runs
 
@@ -51,7 +53,11 @@ def test_metrics_can_be_chosen_and_summarized(dashboard: Dashboard) -> None:
     points = dashboard.ask("/api/v1/runs/alpha-2/metrics?name=val_Prec%401&rank=0").document["points"]
     assert [point["value"] for point in points] == [40.0, 60.0, 80.5]
     last = dashboard.ask("/api/v1/runs/alpha-2/metrics?name=val_Prec%401&last=1&summarize=2").document["points"]
-    assert [point["value"] for point in last] == [50.0]
+    assert [(point["value"], point["time"]) for point in last] == [(50.0, points[0]["time"])]
+    losses = dashboard.ask("/api/v1/runs/alpha-2/metrics?name=train_loss&rank=1").document["points"]
+    assert {(point["name"], point["rank"]) for point in losses} == {("train_loss", 1)}
+    samples = dashboard.ask("/api/v1/runs/alpha-2/resources?last=2").document["samples"]
+    assert [(sample["rank"], sample["cpu_seconds"]) for sample in samples] == [(0, 1.5), (1, 1.5)]
 
 
 def test_an_archive_is_downloaded_whole(dashboard: Dashboard, tmp_path: Path) -> None:
@@ -72,6 +78,8 @@ def test_a_log_is_read_page_by_page(dashboard: Dashboard) -> None:
         lines += page["lines"]
     assert lines == ["loading the data", "epoch 0 of 3", "epoch 1 of 3", "epoch 2 of 3"]
     assert dashboard.ask("/api/v1/runs/alpha-1/logs?offset=-1").document["end"] == first["size"]
+    raw = dashboard.ask("/api/v1/runs/alpha-1/logs?raw=true").document["lines"]
+    assert any(line.startswith("@mlbench ") for line in raw)
 
 
 @pytest.mark.parametrize(
@@ -158,8 +166,6 @@ def test_a_form_gives_any_option_as_on_a_command_line(idle: Dashboard) -> None:
 
 def test_a_broken_archive_is_a_clear_answer(acting: Dashboard, program: str) -> None:
     acting.post("/api/v1/runs", {"name": "mine", "workers": [1], "command": "true"})
-    from tests.contract.local_runs import until
-
     until(lambda: acting.ask("/api/v1/runs/mine-1").document.get("state") == "finished")
     (folder,) = (acting.home / "runs").iterdir()
     (folder / "result.json").write_text("{broken")
@@ -172,11 +178,14 @@ def test_a_broken_archive_is_a_clear_answer(acting: Dashboard, program: str) -> 
 
 def test_an_archive_that_changes_while_it_is_shown_is_checked_again(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    folder = runs.record_sealed(store, "mine-1", 1, 60.0).folder
+    diverged = [runs.event("metric", at=9.0, name="odd", value="nan")]
+    folder = runs.record_sealed(store, "mine-1", 1, 60.0, lines=diverged).folder
     store.close()
     log = folder / "logs/rank-0.log"
     with serve(tmp_path) as dashboard:
         assert dashboard.ask("/runs/mine-1").status == 200
+        (point,) = dashboard.ask("/api/v1/runs/mine-1/metrics?name=odd").document["points"]
+        assert point["value"] == "nan"
         log.write_text(log.read_text().replace("loading the data", "leading the data"))  # of the same size
         assert b"logs/rank-0.log" in dashboard.ask("/runs/mine-1").body
 
@@ -218,12 +227,21 @@ def test_a_heading_sorts_the_list_and_sorts_it_the_other_way_the_second_time(das
     assert 'aria-sort="ascending"><a href="/?sort=-time' in ask("&sort=time")
     assert names_in(ask("&sort=-time")) == names_in(ask("&sort=workers")) == ["alpha-1", "alpha-2", "alpha-4"]
     assert dashboard.ask("/listing?sort=color").status == 400
+    rows = [{"name": name, "seconds": seconds} for name, seconds in (("a", 1.0), ("b", None), ("c", 2.0))]
+    ((_, found),) = (group.values() for group in arrange(rows, "-time"))
+    assert [row["name"] for row in found] == ["c", "a", "b"]  # without a time at the end, both ways
+
+
+def test_the_page_of_a_failed_run_shows_the_last_lines_of_the_rank_that_failed(acting: Dashboard) -> None:
+    script = "[ $RANK = 0 ] && exec sleep 60; echo lost my way; exit 3"
+    acting.post("/api/v1/runs", {"name": "bad", "workers": [2], "command": ["sh", "-c", script]})
+    until(lambda: acting.ask("/api/v1/runs/bad-2").document.get("state") == "finished")
+    page = acting.ask("/runs/bad-2", headers={"Accept": "text/html"}).body.decode()
+    assert "\nlost my way" in page.replace(">", "\n")
 
 
 def test_the_overview_shows_runs_whose_folders_are_gone(acting: Dashboard) -> None:
     acting.post("/api/v1/runs", {"name": "mine", "workers": [1], "command": "true"})
-    from tests.contract.local_runs import until
-
     until(lambda: acting.ask("/api/v1/runs/mine-1").document.get("state") == "finished")
     (folder,) = (acting.home / "runs").iterdir()
     shutil.rmtree(folder)

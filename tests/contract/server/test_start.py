@@ -99,6 +99,8 @@ def test_a_limit_can_be_reached_and_not_passed() -> None:
     limits.check([spec(workers=4)])
     with pytest.raises(UsageError, match="requests 5 workers; the limit of this dashboard is 4"):
         limits.check([spec(workers=5)])
+    with pytest.raises(UsageError, match="requests 2 GPUs per worker; the limit of this dashboard is 1"):
+        Limits(cpus=8, gpus=1).check([spec(cpus=8.0, gpus_per_worker=2)])
 
 
 def test_browsers_write_an_origin_in_lower_case(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 import contextlib
 import fcntl
 import io
-import json
 import os
 import re
 import signal
@@ -13,7 +12,7 @@ import termios
 import pytest
 
 from mlbench_cli import console
-from mlbench_cli.errors import CapacityError, Interrupted, MlbenchError, Stopped, UsageError
+from mlbench_cli.errors import Interrupted, MlbenchError, Stopped, UsageError
 
 ROWS = [["demo-1", 1, "goal_reached", 0.61234, None], ["demo-16", 16, "failed", 123.0, True]]
 HEADERS = ["RUN", "WORKERS", "OUTCOME", "SECONDS", "KEPT"]
@@ -95,13 +94,6 @@ def test_a_terminal_gets_a_table_of_the_same_columns(monkeypatch: pytest.MonkeyP
     assert shown == console.format_table(HEADERS, ROWS).splitlines()
 
 
-def test_a_terminal_shows_foreign_text_as_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal = on_terminal(monkeypatch)
-    console.out_table(["A", "B"], [["[red]x[/red] :smile:\x1b[2J", "日本"]], wrap=True)
-    assert "[red]x[/red] :smile:\\x1b[2J" in terminal.getvalue()
-    assert "\x1b[2J" not in terminal.getvalue()
-
-
 @pytest.mark.parametrize("environment", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
 def test_colors_only_if_wanted(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]) -> None:
     terminal = on_terminal(monkeypatch)
@@ -115,21 +107,6 @@ def test_colors_only_if_wanted(monkeypatch: pytest.MonkeyPatch, environment: dic
 
 
 # --- errors ----------------------------------------------------------------------------------------------------------
-
-
-def test_an_error_is_one_paragraph(capsys: pytest.CaptureFixture[str]) -> None:
-    console.show_error(UsageError("Wrong.\x1b[2J", hint="mlbench --help"))
-    assert capsys.readouterr() == ("", "Error: Wrong.\\x1b[2J\nNext: mlbench --help\n")
-
-
-def test_an_error_is_one_document(capsys: pytest.CaptureFixture[str]) -> None:
-    console.show_error(CapacityError("No GPUs.", hint="later", details={"quota": 0}), as_json=True)
-    out, err = capsys.readouterr()
-    assert err == ""
-    assert json.loads(out) == {
-        "error": {"code": "capacity", "message": "No GPUs.", "hint": "later", "details": {"quota": 0}},
-        "schema_version": 1,
-    }
 
 
 def test_the_exception_tree_is_the_table_of_exit_codes() -> None:
@@ -226,14 +203,6 @@ def test_progress_in_a_pipe_is_a_line_now_and_then(capsys: pytest.CaptureFixture
 
 
 # --- questions -------------------------------------------------------------------------------------------------------
-
-
-def test_nobody_to_ask(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
-    console.confirm("Remove it?", yes=True)
-    with pytest.raises(UsageError, match="no terminal to ask on") as caught:
-        console.confirm("Remove it?", yes=False)
-    assert caught.value.hint == "Add --yes to the command."
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -173,6 +173,17 @@ def sealed_run(folder: Path, outcome: str = "goal_reached", **changes: Any) -> P
     return folder
 
 
+def sealed_repeats(
+    folder: Path, seconds: Sequence[float], outcome: str = "goal_reached", workers: int = 1, **changes: Any
+) -> list[str]:
+    """The folders of sealed runs that are repeats of each other; `changes` as of `sealed_run`."""
+    fields = {"workers": workers, **changes}
+    return [
+        str(sealed_run(folder / f"{number}", outcome, name=f"x-{workers}-r{number}", seconds=each, **fields))
+        for number, each in enumerate(seconds)
+    ]
+
+
 def record_sealed(
     store: Store,
     name: str,
@@ -181,22 +192,25 @@ def record_sealed(
     outcome: str = "goal_reached",
     *,
     samples: str = "",
+    lines: Sequence[str] = (),
     provenance: Mapping[str, Any] | None = None,
+    repeats: int | None = None,
     created: str | None = None,
     **changes: Any,
 ) -> Run:
-    """A sealed run in the store. `samples`: its resources.jsonl; `created`: default: just before its start;
-    `changes`: fields of its spec."""
+    """A sealed run in the store. `samples`: its resources.jsonl; `lines`: of rank 0's log; `created`: default: just
+    before its start; `changes`: fields of its spec."""
     created = created or timestamp(START - 1)
     run = store.record_run(spec(name=name, workers=workers, **changes), created=created)
     logs = {rank: training_log(rank, seconds, outcome) for rank in range(workers)}
+    logs[0][-1:-1] = lines
     failed = outcome == "failed"
     if failed:
         logs[0] = [*logs[0][:-1], "Traceback (most recent call last):"]
     new_run(run.folder, run.spec, logs)
     if samples:
         (run.folder / "resources.jsonl").write_text(samples)
-    write_run_document(run, provenance)
+    write_run_document(run, provenance, repeats)
     seal(run, observation_of(workers, seconds + 3, [int(failed and rank == 0) for rank in range(workers)]))
     store.advance(run, RunState.FINISHED, Outcome(outcome))
     return run

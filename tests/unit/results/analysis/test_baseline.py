@@ -6,17 +6,14 @@ from typing import Any
 from mlbench_cli.results.analysis.gate import Check, Wanted, check_results, overall
 from mlbench_cli.results.analysis.stats import Verdict
 from mlbench_cli.results.archive.files import Archive
-from tests.unit.results.runs import sealed_run
+from tests.unit.results.runs import sealed_repeats
 
 GOOD = (100.0, 101.0, 99.0, 100.5)
 SLOW = (150.0, 151.0, 149.0)
 
 
-def archives(folder: Path, seconds: tuple[float, ...], outcome: str = "goal_reached", **changes: Any) -> list[Archive]:
-    return [
-        Archive.open(sealed_run(folder / str(number), outcome, name=f"x-2-r{number}", seconds=each, **changes))
-        for number, each in enumerate(seconds)
-    ]
+def archives(folder: Path, seconds: tuple[float, ...], workers: int = 2) -> list[Archive]:
+    return [Archive.open(Path(path)) for path in sealed_repeats(folder, seconds, workers=workers)]
 
 
 def check(results: list[Archive], baseline: list[Archive], **wanted: Any) -> Check:

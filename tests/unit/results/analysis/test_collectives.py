@@ -1,6 +1,5 @@
 """Curves of collectives: read from archives, put together, beside the published ones, and drawn without overlaps."""
 
-import csv
 import itertools
 import json
 from collections.abc import Sequence
@@ -14,7 +13,6 @@ from mlbench_cli.results.analysis.collectives import Curve, figures_of, label_cu
 from mlbench_cli.results.analysis.compare import compare
 from mlbench_cli.results.analysis.series import collect
 from mlbench_cli.results.archive.files import Archive, pack
-from mlbench_cli.results.figures.charts import draw
 from mlbench_cli.results.figures.collectives import collective_charts
 from mlbench_cli.results.figures.files import Sheet
 from mlbench_cli.results.figures.files import draw as draw_sheet
@@ -128,29 +126,6 @@ def test_published_curves_are_those_of_the_same_device_type_and_ranks(tmp_path: 
     halves = measured_run(tmp_path / "c", workers=2, series=[("all_reduce", "bf16", "in_place")])
     with pytest.raises(UsageError, match="in fp32 and fp16"):
         select_published(curves_of(halves))
-
-
-def test_the_published_bandwidth_agrees_with_its_description(tmp_path: Path) -> None:
-    """5.1, 5.4 and 4.3 Gbit/s of bus bandwidth for 2, 4 and 8 ranks by NCCL at 400 MB."""
-    run = measured_run(tmp_path / "a", workers=3, device="gpu", gpus_per_worker=1, backend="nccl")
-    found = {
-        one.facts["ranks"]: one.points[-1] for one in select_published(curves_of(run)) if one.facts["backend"] == "nccl"
-    }
-    assert [round(8 * found[f"{ranks} ranks"][2], 1) for ranks in (2, 4, 8)] == [5.1, 5.4, 4.3]
-
-
-@pytest.mark.slow
-def test_charts_draw_them_beside_the_others_with_a_csv(tmp_path: Path) -> None:
-    runs = [measured_run(tmp_path / "a", workers=2), measured_run(tmp_path / "b", workers=4)]
-    written = draw(runs, tmp_path / "charts", published=True)
-    assert (tmp_path / "charts" / "collectives.png") in written
-    rows = list(csv.DictReader((tmp_path / "charts" / "collectives.csv").read_text().splitlines()))
-    own = [row for row in rows if not row["style"] and row["chart"] == "Latency of all_reduce, fp32"]
-    assert [row["bytes of the larger side"] for row in own[:2]] == ["4.0", "32.0"]
-    assert len(own) == 2 * len(SIZES)
-    assert {row["style"] for row in rows} == {"", "fit", "published"}
-    with pytest.raises(UsageError, match="--published"):
-        draw([sealed_run(tmp_path / "other")], tmp_path / "none", published=True)
 
 
 def test_what_is_written_in_a_figure(tmp_path: Path) -> None:

@@ -157,11 +157,6 @@ def test_a_method_is_named_with_the_axes_that_were_changed(sealed: Path, changes
     assert (found.word, found.phrase) == ("method", f"The methods differ: {name} and {name} ({axis}={value}).")
 
 
-def test_every_neutral_field_exists_and_says_why() -> None:
-    assert set(NEUTRAL) <= set(_all_fields())
-    assert all(NEUTRAL.values())
-
-
 @pytest.mark.parametrize("where", ["parameters", "environment"])
 def test_texts_that_differ_behind_what_is_shown_of_them_stay_apart(tmp_path: Path, where: str) -> None:
     """Such as a long path, and the processors of many nodes."""

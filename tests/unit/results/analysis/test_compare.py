@@ -3,8 +3,6 @@ from typing import Any
 
 import pytest
 
-from mlbench_cli.errors import UsageError
-from mlbench_cli.results.analysis.comparability import check_words
 from mlbench_cli.results.analysis.compare import compare
 from mlbench_cli.results.archive.files import Archive
 from tests.unit.results.runs import sealed_run
@@ -114,9 +112,3 @@ def test_repeats_of_one_side_must_agree_too(tmp_path: Path) -> None:
     a = [Archive.open(sealed_run(tmp_path / f"a{n}", backend=backend)) for n, backend in enumerate(("gloo", "mpi"))]
     b = [Archive.open(sealed_run(tmp_path / "b"))]
     assert [obstacle.word for obstacle in compare(a, b).obstacles] == ["backend"]
-
-
-def test_words_that_do_not_exist_are_refused() -> None:
-    assert check_words(["workers", "machine"]) == {"workers", "machine"}
-    with pytest.raises(UsageError, match='Did you mean "workers"'):
-        check_words(["worker"])

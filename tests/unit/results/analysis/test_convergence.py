@@ -84,5 +84,7 @@ def test_the_gate_names_a_training_that_converged_too_fast(tmp_path: Path, capsy
     fast = sealed_run(tmp_path / "fast", workers=1, parameters=parameters, name="fast-1", epochs=2)
     assert run([*gate, str(fast)]) == 7
     assert "converged faster than the reference can" in capsys.readouterr().out
+    missed = sealed_run(tmp_path / "missed", "goal_missed", workers=1, parameters=parameters, name="missed-1", epochs=2)
+    assert run([*gate, str(missed)]) == 9
     other = sealed_run(tmp_path / "other", workers=1, name="other-1")
     assert run([*gate, str(other)]) == 9

@@ -1,17 +1,14 @@
 """`mlbench gate`: the interval decides, in the direction of the figure."""
 
 import math
-from pathlib import Path
 
 import pytest
 
 from mlbench_cli.errors import UsageError
-from mlbench_cli.results.analysis.compare import Comparison, Obstacle, Row, compare
+from mlbench_cli.results.analysis.compare import Comparison, Obstacle, Row
 from mlbench_cli.results.analysis.gate import Direction, decide, parse_limit
 from mlbench_cli.results.analysis.sessions import Sessions
 from mlbench_cli.results.analysis.stats import Ratio, Verdict
-from mlbench_cli.results.archive.files import Archive
-from tests.unit.results.runs import sealed_run
 
 MANY = 1e9  # degrees of freedom: 1.96 standard errors on either side
 
@@ -61,35 +58,6 @@ def test_obstacles_leave_nothing_to_tell_and_failed_runs_fail() -> None:
     assert "The machines differ: x and y. Accept it with --across machine." in found.reason
     failed = comparison(between(0.4, 0.6), failed=("b-1",), excluded={"b-1": "goal missed"})
     assert decide(failed, 1.1).reason == "b-1 ended as goal missed."
-
-
-def test_many_checks_need_more_to_fail_and_say_so() -> None:
-    found = comparison(between(1.12, 1.3))
-    assert decide(found, 1.1).verdict is Verdict.FAILED
-    many = decide(found, 1.1, checks=20)
-    assert many.verdict is Verdict.CANNOT_TELL
-    assert "not surely so as one of 20 checks" in many.reason
-
-
-def archives(folder: Path, seconds: tuple[float, ...]) -> list[Archive]:
-    return [
-        Archive.open(sealed_run(folder / str(number), name=f"x-2-r{number}", seconds=each, seed=number))
-        for number, each in enumerate(seconds)
-    ]
-
-
-def test_archives_of_repeats_from_end_to_end(tmp_path: Path) -> None:
-    base = archives(tmp_path / "base", (100.0, 101.0, 99.0, 100.5))
-    slow = archives(tmp_path / "slow", (119.0, 120.0, 121.0, 120.5))
-    noisy = archives(tmp_path / "noisy", (90.0, 140.0, 100.0, 120.0))
-    assert decide(compare(base, slow), 1.1).verdict is Verdict.FAILED
-    assert decide(compare(base, slow), 1.3).verdict is Verdict.PASSED
-    assert decide(compare(base, noisy), 1.1).verdict is Verdict.CANNOT_TELL
-    throughput = decide(compare(base, slow), 1.1, "throughput")
-    assert (throughput.verdict, throughput.higher_is_better) == (Verdict.FAILED, True)
-    accuracy = decide(compare(base, slow), 1.01, "Prec@1")
-    assert (accuracy.verdict, accuracy.higher_is_better) == (Verdict.PASSED, True)
-    assert accuracy.to_dict()["worse"] == {"count": 4, "mean": 1.0, "low": 1.0, "high": 1.0, "confidence": 0.95}
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import pytest
 
+from mlbench_cli.model.goals import Goal
 from mlbench_cli.results.analysis.program_metrics import find_direction
 
 HIGHER = ("eval_accuracy", "acc_norm,none", "val/f1", "train_samples_per_second", "bleu", "test_score", "it/s")
@@ -20,3 +21,5 @@ def test_the_name_of_a_metric_tells_which_direction_is_better(
 ) -> None:
     """scikit-learn's scores have the other sign, and the spread of a metric is not the metric."""
     assert {name: find_direction(name) for name in names} == dict.fromkeys(names, is_higher_better)
+    goal = Goal(names[0], "<=", 1.0)
+    assert find_direction(names[0], goal) is False  # whatever its name tells

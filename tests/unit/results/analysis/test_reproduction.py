@@ -12,19 +12,14 @@ from mlbench_cli.results.analysis.reproduction import (
 )
 from mlbench_cli.results.analysis.stats import Verdict
 from mlbench_cli.results.archive.files import Archive
-from tests.unit.results.runs import sealed_run
+from tests.unit.results.runs import sealed_repeats, sealed_run
 
 GOOD = (10.0, 10.2, 9.9)
 MACHINE = {"platform": "Linux 6", "architecture": "x86_64", "cores": 2, "memory_bytes": 8 << 30, "cpu": "Xeon"}
 
 
 def side(folder: Path, seconds: tuple[float, ...], outcome: str = "goal_reached", **changes: Any) -> list[Archive]:
-    return [
-        Archive.open(
-            sealed_run(folder / f"{number}", outcome, seconds=value, workers=1, name=f"x-1-r{number}", **changes)
-        )
-        for number, value in enumerate(seconds)
-    ]
+    return [Archive.open(Path(path)) for path in sealed_repeats(folder, seconds, outcome, **changes)]
 
 
 def on(cpu: str, driver: str | None = None, packages: dict[str, str] | None = None) -> dict[str, Any]:
@@ -35,7 +30,7 @@ def on(cpu: str, driver: str | None = None, packages: dict[str, str] | None = No
 @pytest.mark.parametrize(
     ("seconds", "verdict", "words"),
     [
-        ((10.1, 9.9, 10.15), Verdict.REPRODUCED, "reproduced within"),
+        ((10.1, 9.9, 10.15), Verdict.REPRODUCED, "reproduced within 3.5\u00a0%"),
         ((12.5, 12.7, 12.4), Verdict.DIFFERENT, "different, 1.2"),
         ((7.5, 7.6, 7.4), Verdict.DIFFERENT, "different, 0.7"),
         ((11.0, 13.5, 10.2), Verdict.CANNOT_TELL, "undecided"),
@@ -71,9 +66,21 @@ def test_runs_that_miss_the_goal_are_a_difference_only_if_all_do(tmp_path: Path)
     a = side(tmp_path / "a", GOOD)
     missed = side(tmp_path / "b", GOOD, "goal_missed")
     assert judge_reproduction(a, missed).verdict is Verdict.DIFFERENT
+    assert judge_reproduction(a, missed[:1]).verdict is Verdict.CANNOT_TELL
     found = judge_reproduction(a, [*missed[:1], *side(tmp_path / "c", GOOD)])
     assert found.verdict is Verdict.CANNOT_TELL
     assert "1 of 4 runs missed the goal" in found.reason
+
+
+def test_a_result_after_a_time_budget_is_what_was_reached_in_it(tmp_path: Path) -> None:
+    goal = {"metric": "Prec@1", "comparison": ">=", "threshold": 80.0, "kind": "full", "value": 80.5}
+    spent = {"budget_seconds": 60.0, "parameters": {"budget_seconds": 60.0}}
+    a, b = (
+        side(tmp_path / name, (60.0, 60.1, 60.2), "budget_spent", goal={**goal, "last": last}, **spent)
+        for name, last in (("a", 80.5), ("b", 60.0))
+    )
+    found = judge_reproduction(a, b)
+    assert ([figure.row.name for figure in found.figures], found.verdict) == (["Prec@1"], Verdict.DIFFERENT)
 
 
 def test_a_run_that_failed_says_nothing_of_the_original(tmp_path: Path) -> None:
@@ -100,9 +107,10 @@ def test_a_difference_on_another_machine_is_no_verdict_but_an_agreement_is(tmp_p
     assert [(each.name, each.original, each.reproduction) for each in same.not_the_same if each.matters] == [
         ("machines", "Xeon, 2 cores", "EPYC, 2 cores")
     ]
-    slower = judge_reproduction(a, side(tmp_path / "c", (12.5, 12.7, 12.4), provenance=on("EPYC")))
-    assert slower.verdict is Verdict.CANNOT_TELL
-    assert "But there were other differences: machines." in slower.reason
+    for other, name in ((on("EPYC"), "machines"), (on("Xeon", "570.1"), "GPU driver")):
+        slower = judge_reproduction(a, side(tmp_path / name, (12.5, 12.7, 12.4), provenance=other))
+        assert slower.verdict is Verdict.CANNOT_TELL
+        assert f"But there were other differences: {name}." in slower.reason
 
 
 def test_functional_runs_measure_nothing(tmp_path: Path) -> None:
@@ -150,3 +158,4 @@ def test_repeats_follow_from_the_originals_spread(tmp_path: Path) -> None:
     assert calm.margin <= 0.1
     assert noisy.margin is not None
     assert noisy.margin > 1
+    assert choose_repeats(side(tmp_path / "d", (5.0, 10.0, 20.0)), ["Prec@1", "seconds"], 0.1) == noisy

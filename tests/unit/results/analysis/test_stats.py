@@ -131,23 +131,6 @@ def test_huge_figures_have_finite_ends() -> None:
     assert math.isfinite(found.high or math.inf)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("counts", "deviations"),
-    [((3, 3), (0.02, 0.02)), ((5, 5), (0.02, 0.15)), ((3, 10), (0.05, 0.05)), ((1, 8), (0.05, 0.05))],
-)
-def test_nineteen_of_twenty_intervals_hold_the_true_ratio(
-    counts: tuple[int, int], deviations: tuple[float, float]
-) -> None:
-    stream = random.Random(f"{counts} {deviations}")
-    hits = 0
-    for _ in range(2000):
-        a, b = (draw(stream, *each) for each in zip(counts, (0.0, 0.2), deviations, strict=True))
-        low, high = known(ratio(a, b)).interval() or (0.0, 0.0)
-        hits += low <= math.exp(0.2) <= high
-    assert 0.93 < hits / 2000 < 0.975
-
-
 # --- how many repeats -----------------------------------------------------------------------------------------------
 
 

@@ -5,11 +5,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as some
 
 from mlbench_cli.results.archive.conditions import Condition, Conditions, assess_conditions
-from mlbench_cli.results.archive.documents import LABELS
 from tests.unit.results.runs import spec
 
 
@@ -142,23 +139,3 @@ def test_a_long_run_takes_no_more_memory() -> None:
 
     peak(10)
     assert peak(20_000) < 2 * peak(200)
-
-
-JSON = some.recursive(
-    some.none() | some.booleans() | some.floats() | some.integers() | some.text(max_size=5),
-    lambda inner: some.lists(inner, max_size=2) | some.dictionaries(some.text(max_size=5), inner, max_size=2),
-    max_leaves=4,
-)
-FIELDS = ("cores", "quota", "lock", "lock_reason", "elapsed_seconds", "busy_seconds", "own_seconds", "worker")
-ROWS = some.lists(
-    some.fixed_dictionaries(
-        {"kind": some.sampled_from(["machine", "gpu"]) | JSON}, optional=dict.fromkeys(FIELDS, JSON)
-    )
-)
-
-
-@given(ROWS)
-def test_any_rows_give_an_answer(samples: list[dict[str, object]]) -> None:
-    found = assess_conditions(spec(), None, samples)
-    assert set(found.labels) <= set(LABELS)
-    assert Conditions.from_dict(found.to_dict()) == found

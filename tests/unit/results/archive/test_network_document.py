@@ -1,7 +1,6 @@
 """network.json: what follows from the probes of a run, and how its figures are shown and compared."""
 
 import csv
-import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from mlbench_cli.results.archive.conditions import find_least_sent, network_docu
 from mlbench_cli.results.archive.evidence import SampleWatch
 from mlbench_cli.results.archive.files import Archive
 from mlbench_cli.results.archive.record import write_run_document
-from mlbench_cli.results.archive.seal import seal
+from mlbench_cli.results.archive.seal import seal, write_sums
 from mlbench_cli.results.archive.verify import find_problems
 from mlbench_cli.util.json_text import format_parsed
 from tests.unit.results.runs import new_run, observation_of, sealed_run, spec
@@ -166,22 +165,13 @@ def test_verify_finds_a_network_that_does_not_follow_from_the_evidence(tmp_path:
     folder = sealed_with(tmp_path / "a", probe())
     path = folder / "network.json"
     changed = path.read_text().replace('"networks": 2', '"networks": 3')
-    _reseal(folder, path, changed)
+    path.write_text(changed)
+    write_sums(folder)
     assert {problem.code for problem in find_problems(folder)} == {"inconsistent"}
     plain = sealed_run(tmp_path / "b")
-    _reseal(plain, plain / "network.json", changed)
+    (plain / "network.json").write_text(changed)
+    write_sums(plain)
     assert [problem.file for problem in find_problems(plain)] == ["network.json"]
-
-
-def _reseal(folder: Path, path: Path, text: str) -> None:
-    path.write_text(text)
-    names = sorted(file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file())
-    lines = [
-        f"{hashlib.sha256((folder / name).read_bytes()).hexdigest()}  {name}\n"
-        for name in names
-        if name != "SHA256SUMS"
-    ]
-    (folder / "SHA256SUMS").write_text("".join(lines))
 
 
 @pytest.mark.parametrize(

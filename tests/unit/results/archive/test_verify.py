@@ -71,19 +71,11 @@ def test_the_golden_archive_is_right() -> None:
 
 
 def test_flipped_bits_are_found() -> None:
-    """A sample; benchmarks/bit_flips.py tries all of them."""
-    data = golden()
-    chance = random.Random(1)
-    for position in chance.sample(range(8 * len(data)), 400):
-        flipped = bytearray(data)
-        flipped[position // 8] ^= 1 << position % 8
-        assert codes(bytes(flipped)), f"bit {position}"
-
-
-def test_bits_of_headers_are_found() -> None:
+    """All of some headers, and a sample of the rest; benchmarks/bit_flips.py tries all."""
     data = golden()
     end = data.index(b"PK\x01\x02")
-    for position in [*range(8 * 50), *range(8 * end, 8 * (end + 60)), *range(8 * (len(data) - 22), 8 * len(data))]:
+    headers = [*range(8 * 50), *range(8 * end, 8 * (end + 60)), *range(8 * (len(data) - 22), 8 * len(data))]
+    for position in [*headers, *random.Random(1).sample(range(8 * len(data)), 400)]:
         flipped = bytearray(data)
         flipped[position // 8] ^= 1 << position % 8
         assert codes(bytes(flipped)), f"bit {position}"
@@ -148,16 +140,6 @@ def test_a_wrong_crc_in_all_headers_is_found() -> None:
     assert codes(golden().replace(crc, b"\0\0\0\0")) == ["changed"]
 
 
-def test_truncated_zips() -> None:
-    data = golden()
-    for length in (0, 1, 3, 20, 29, 31, len(data) // 2, len(data) - 100, len(data) - 22, len(data) - 1):
-        assert codes(data[:length]) == ["not_an_archive" if length < 4 else "truncated"], length
-
-
-def test_what_follows_the_end_is_found() -> None:
-    assert codes(golden() + b"\0") == ["trailing_data"]
-
-
 @pytest.mark.parametrize(
     "name", ["../evil", "/etc/passwd", "output/../../evil", "output//x", "a\\b", "out\nput", ".hidden", "./x", "x/"]
 )
@@ -179,27 +161,6 @@ def repack(change: Callable[[zipfile.ZipFile, str, bytes], None]) -> bytes:
     return target.getvalue()
 
 
-def _info(name: str, mode: int = stat.S_IFREG | 0o644) -> zipfile.ZipInfo:
-    info = zipfile.ZipInfo(name)
-    info.create_system, info.external_attr = 3, mode << 16
-    return info
-
-
-def test_compressed_dated_linked_and_encrypted_entries() -> None:
-    deflated = repack(lambda zipped, name, data: zipped.writestr(_info(name), data, zipfile.ZIP_DEFLATED))
-    dated = repack(lambda zipped, name, data: zipped.writestr(zipfile.ZipInfo(name, (2024, 2, 2, 0, 0, 0)), data))
-    linked = repack(lambda zipped, name, data: zipped.writestr(_info(name, stat.S_IFLNK | 0o777), data))
-    encrypted = bytearray(golden())
-    encrypted[golden().index(b"PK\1\2") + 8] |= 1
-    assert codes(repack(lambda zipped, name, data: zipped.writestr(_info(name), data))) == []
-    assert [codes(deflated), codes(dated), codes(linked), codes(bytes(encrypted))] == [
-        ["compressed"],
-        ["header"],
-        ["link"],
-        ["encrypted"],
-    ]
-
-
 def test_what_another_program_packed_again_is_told_apart_from_damage(tmp_path: Path) -> None:
     """It compresses, adds folders, takes the files in any order, or keeps their dates."""
     for name, data in contents().items():
@@ -212,12 +173,6 @@ def test_what_another_program_packed_again_is_told_apart_from_damage(tmp_path: P
         (problem,) = verify_zip(io.BytesIO(data)).problems
         assert "another program packed this file again; unpack it, and verify the folder" in problem.message
     assert find_problems(tmp_path / "run") == []
-
-
-def test_duplicates_and_disorder() -> None:
-    files = sorted(contents().items())
-    assert codes(write_zip([*files, files[-1]]).getvalue()) == ["duplicate"]
-    assert codes(write_zip(reversed(files)).getvalue()) == ["order"]
 
 
 def test_a_foreign_zip_is_no_archive() -> None:
@@ -395,6 +350,12 @@ def test_a_result_that_contradicts_the_rest_is_found(path: str, value: Any) -> N
         ("result.json", "exit_code", "0"),
         ("run.json", "spec", []),
         ("run.json", "name", None),
+        ("run.json", "repeats", -1),
+        ("run.json", "repeats", True),
+        ("run.json", "created", "now"),
+        ("run.json", "created", "2025-13-09T08:53:19.000Z"),
+        ("run.json", "created", "2025-10-09T08:53:19+00:00"),
+        ("run.json", "more", "of a stranger"),
         ("findings.json", "findings", [1]),
         ("environment.json", "ranks", {"0": 1}),
     ],
@@ -443,6 +404,7 @@ def test_a_file_that_an_archive_does_not_have_or_that_is_another_one_elsewhere_i
     [("a", "A"), ("stra\u00dfe", "STRASSE"), ("e\u0301", "\u00e9"), ("a", "A/x"), ("b/A/x", "b/a")],
 )
 def test_names_that_are_one_on_some_systems_are_refused(first: str, second: str) -> None:
+    assert codes(reseal(**{"output/rank-0/A/b": b"1", "output/rank-0/a/c": b"2"})) == []  # one folder, but two files
     data = reseal(**{f"output/rank-0/{first}": b"1", f"output/rank-0/{second}": b"2"})
     assert codes(data) == ["unsafe_name"]
 
@@ -463,14 +425,6 @@ def test_a_document_has_one_form(file: str, change: Callable[[bytes], bytes]) ->
 def test_every_required_file_is_missed() -> None:
     for name in REQUIRED:
         assert codes(reseal(**{name: None})) == ["missing"]
-
-
-def test_any_program_s_unpacking_gives_the_folder_back(tmp_path: Path) -> None:
-    path = tmp_path / "run.zip"
-    path.write_bytes(golden())
-    shutil.unpack_archive(path, tmp_path / "new" / "run")
-    assert find_problems(tmp_path / "new" / "run") == []
-    assert Archive.open(tmp_path / "new" / "run").result == Archive.open(path).result
 
 
 def test_two_entries_of_a_zip_can_be_read_in_turns(tmp_path: Path) -> None:

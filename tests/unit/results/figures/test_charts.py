@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mlbench_cli.errors import DamagedArchive, UsageError
+from mlbench_cli.errors import UsageError
 from mlbench_cli.model.run import Run
 from mlbench_cli.results.analysis.series import Series, collect
 from mlbench_cli.results.archive.files import Archive, pack
@@ -54,23 +54,6 @@ def test_figures_of_folders_zips_and_runs_whose_bytes_are_always_the_same(tmp_pa
         assert parts == pytest.approx(float(row["seconds_mean"]), rel=1e-4)
     again = draw([run, tmp_path / "sixteen.zip", one], tmp_path / "again")
     assert [path.read_bytes() for path in again] == [path.read_bytes() for path in written]
-
-
-def test_without_archives_the_next_command_is_told(tmp_path: Path) -> None:
-    with pytest.raises(UsageError) as caught:
-        draw([], tmp_path / "charts")
-    assert "mlbench run" in (caught.value.hint or "")
-    assert not (tmp_path / "charts").exists()
-
-
-def test_damaged_and_unfinished_archives_are_refused_by_name(tmp_path: Path) -> None:
-    good = sealed_run(tmp_path / "good")
-    damaged = sealed_run(tmp_path / "damaged")
-    (damaged / "result.json").write_text("{}")
-    for bad in (damaged, new_run(tmp_path / "unfinished").folder):
-        with pytest.raises(DamagedArchive, match=bad.name):
-            draw([good, bad], tmp_path / "charts")
-    assert not (tmp_path / "charts").exists()
 
 
 def test_runs_that_failed_or_missed_do_not_count(tmp_path: Path) -> None:
