@@ -395,7 +395,7 @@ def test_a_server_that_is_too_old_is_refused_with_its_version(mlbench: Any, api:
     assert result.code == 2
     assert "runs Kubernetes 1.28; runs need 1.31 or later" in result.err
     assert [cluster.name for cluster in Store().clusters()] == ["local"]
-    api.version = {"major": "1", "minor": "33"}
+    api.version = {"major": "1", "minor": "31"}
     assert mlbench("attach-cluster", "old", "--kubeconfig", str(api.kubeconfig)).code == 0
 
 
