@@ -26,7 +26,7 @@ from mlbench_cli.results.analysis.compare import (
     find_metric,
 )
 from mlbench_cli.results.analysis.figures import IN_DOUBT, SECONDS, SUCCESSFUL, outcome_of
-from mlbench_cli.results.analysis.numbers import format_amount
+from mlbench_cli.results.analysis.numbers import CLOSE, format_amount
 from mlbench_cli.results.analysis.series import drop_duplicates, measure
 from mlbench_cli.results.analysis.sessions import Basis
 from mlbench_cli.results.analysis.stats import (
@@ -174,12 +174,13 @@ def _is_number(text: str) -> bool:
 
 
 def describe_limit(limit: float, row: Row) -> str:
-    """ "limit 1.2× (+20 %)", or of a difference "limit 2.4 (20 % of the baseline's mean)"."""
+    """ "limit 1.2× (+20 %)", close to 1 "limit +0.1 %", of a difference "limit 2.4 (20 % of the baseline's mean)"."""
     share = 100 * (limit - 1)
     if row.ratio is not None and row.ratio.base is not None:
         amount = format_amount((limit - 1) * row.ratio.base, row.unit)
         return f"limit {amount} ({_trim(share)} % of the baseline's mean)"
-    return f"limit {_trim(limit)}× ({'+' if share >= 0 else ''}{_trim(share)} %)"
+    percent = f"{'+' if share >= 0 else ''}{_trim(share)} %"
+    return f"limit {percent}" if limit < CLOSE else f"limit {_trim(limit)}× ({percent})"
 
 
 def _trim(value: float) -> str:

@@ -175,6 +175,16 @@ def test_a_folder_without_archives_is_no_baseline(tmp_path: Path, capsys: pytest
     assert run(["gate", f"{one}x", *gate[2:]]) == 4
 
 
+@pytest.mark.parametrize(("limit", "words"), [("1.001", "limit +0.1 %;"), ("+10%", "limit 1.1× (+10 %);")])
+def test_a_limit_close_to_1_is_told_in_percent(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], limit: str, words: str
+) -> None:
+    new = sealed_repeats(tmp_path / "new", GOOD)
+    sealed_repeats(tmp_path / "old", GOOD)
+    run(["gate", *new, "--baseline", str(tmp_path / "old"), "--check", f"seconds={limit}", "-o", "json"])
+    assert words in json.loads(capsys.readouterr().out)["checks"][0]["reason"]
+
+
 @pytest.mark.parametrize(
     ("limit", "readings"),
     [
