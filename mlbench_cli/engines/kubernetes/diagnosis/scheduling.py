@@ -40,11 +40,14 @@ _SUFFIXES = {"m": "0.001", "k": "1e3", "M": "1e6", "G": "1e9", "T": "1e12", "P":
 _MISSING_CLAIM = re.compile(r"persistentvolumeclaim (\"[^\"]+\") not found")
 # If there are enough nodes for one worker each, anti-affinity can only concern other runs' workers.
 _ANTI_AFFINITY = re.compile(r"anti-affinity")
+VOLUME = r"(?i)\bvolumes?\b|VolumeBinding|PersistentVolume|\bpvc\b"
 REQUEST_LESS = "request less (workers, --num-cpus, --memory, --gpus-per-worker)"
 CURES = (
     (re.compile(r"Insufficient|Too many pods"), REQUEST_LESS),
     (re.compile(r"selector|labels"), "check --node-selector (kubectl get nodes --show-labels)"),
-    (re.compile(r"taint"), "tolerate taints with --pod-patch"),
+    (re.compile(r"\{node\.kubernetes\.io/"), "repair the nodes (kubectl describe node NODE)"),
+    (re.compile(r"taint(?! \{node\.kubernetes\.io/)"), "tolerate taints with --pod-patch"),
+    (re.compile(VOLUME), "check the claim and its volume (kubectl describe pvc)"),
     (re.compile(r"were unschedulable"), "uncordon nodes (kubectl uncordon NODE)"),
 )
 _PREEMPTION = re.compile(r"\s*(?:no new claims to deallocate, )?preemption: .*", re.DOTALL)
@@ -119,9 +122,10 @@ def unschedulable(facts: Facts, blocked: Sequence[tuple[int, Pod]]) -> list[Find
 
 
 def _cures(reason: str) -> str:
-    """What helps against the reasons that the scheduler, or `_lacks`, gives."""
+    """What helps against the reasons that the scheduler, or `_lacks`, gives. Further nodes bring no volume."""
     found = [cure for pattern, cure in CURES if pattern.search(reason)] or [REQUEST_LESS]
-    words = f"{', '.join(found)}, or scale up the cluster."
+    only_volume = len(found) == 1 and re.search(VOLUME, reason)
+    words = f"{', '.join(found)}{'' if only_volume else ', or scale up the cluster'}."
     return words[0].upper() + words[1:]
 
 

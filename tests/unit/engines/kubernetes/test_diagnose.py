@@ -528,17 +528,21 @@ def test_foreign_objects_do_no_harm() -> None:
 @pytest.mark.parametrize(
     ("message", "cures"),
     [
-        ("2 Insufficient nvidia.com/gpu", {"--gpus-per-worker"}),
-        ("1 node(s) had untolerated taint(s), 2 Insufficient cpu", {"--gpus-per-worker", "--pod-patch"}),
-        ("2 node(s) had untolerated taint {team: a}", {"--pod-patch"}),
-        ("2 node(s) didn't match Pod's node affinity/selector", {"--node-selector"}),
-        ("2 node(s) were unschedulable", {"uncordon"}),
-        ("words of tomorrow", {"--gpus-per-worker"}),
+        ("2 Insufficient nvidia.com/gpu", {"--gpus-per-worker", "scale up"}),
+        ("1 node(s) had untolerated taint(s), 2 Insufficient cpu", {"--gpus-per-worker", "--pod-patch", "scale up"}),
+        ("2 node(s) had untolerated taint {team: a}", {"--pod-patch", "scale up"}),
+        ("2 node(s) didn't match Pod's node affinity/selector", {"--node-selector", "scale up"}),
+        ("2 node(s) were unschedulable", {"uncordon", "scale up"}),
+        ("1 node(s) had untolerated taint {node.kubernetes.io/disk-pressure: }", {"kubectl describe node", "scale up"}),
+        ("2 node(s) had volume node affinity conflict", {"kubectl describe pvc"}),
+        ("pod has unbound immediate PersistentVolumeClaims", {"kubectl describe pvc"}),
+        ("words of tomorrow", {"--gpus-per-worker", "scale up"}),
     ],
 )
 def test_the_next_step_fits_what_the_scheduler_says(message: str, cures: set[str]) -> None:
     (finding,) = diagnose(a_job(1), [unscheduled_pod(message=f"0/3 nodes are available: {message}.")], now=NOW)
-    every = ("--gpus-per-worker", "--pod-patch", "--node-selector", "uncordon")
+    every = {"--gpus-per-worker", "--pod-patch", "--node-selector", "uncordon", "kubectl describe node", "scale up"}
+    every |= {"kubectl describe pvc"}
     assert {cure for cure in every if cure in str(finding.hint)} == cures
 
 
