@@ -72,13 +72,6 @@ def test_a_running_run_has_metrics_logs_and_can_be_canceled(client: Client, comm
     experiment.cancel()
 
 
-def test_the_same_request_again_starts_nothing(client: Client, command: str) -> None:
-    first = client.run("demo", 1, command=command)
-    first.wait(PATIENCE)
-    again = client.run("demo", 1, command=command)
-    assert [run.run.id for run in again.runs()] == [run.run.id for run in first.runs()]
-
-
 def test_runs_are_found_newest_first_and_page_by_page(client: Client, command: str) -> None:
     client.run("demo", 1, command=command, repeat=3).wait(PATIENCE)
     names = [run.name for run in client.runs()]

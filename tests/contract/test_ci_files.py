@@ -1,12 +1,11 @@
 """The action for GitHub and the template for GitLab: their form, and their steps, run here as there."""
 
-import json
 import os
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -121,13 +120,6 @@ def test_every_action_of_a_workflow_is_pinned_by_its_hash() -> None:
     assert [(name, action) for name, action in steps if action != "./" and not PINNED.fullmatch(action)] == []
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / ".github" / "workflows").glob("*.yml")), ids=lambda path: path.name)
-def test_the_own_action_gets_only_inputs_that_it_has(path: Path) -> None:
-    jobs = yaml.safe_load(path.read_text("utf-8"))["jobs"].values()
-    for step in (step for job in jobs for step in job["steps"] if step.get("uses") == "./"):
-        assert set(step["with"]) <= set(ACTION["inputs"])
-
-
 def test_no_script_of_the_templates_has_a_finding_of_shellcheck(tmp_path: Path) -> None:
     needs("shellcheck", "apt-get install shellcheck")
     scripts = {step["name"]: step["run"] for step in STEPS if "run" in step}
@@ -189,10 +181,7 @@ def test_the_steps_run_report_comment_and_gate(world: Path, forked_ranks: Path) 
     values |= {"REPEAT": "1", "CHECK": "seconds=1.1"}
     whole = world / "gitlab.sh"
     whole.write_text("set -e\n" + "\n".join(script))
-    for baseline in (
-        "none-yet",
-        found["archives"],
-    ):
+    for baseline in ("none-yet", found["archives"]):
         environment = environment_of(world, **values, BASELINE=baseline)
         done = subprocess.run(
             ["bash", str(whole)], cwd=world, env=environment, capture_output=True, text=True, check=False, timeout=280
@@ -215,20 +204,4 @@ def test_the_template_uses_the_inputs_that_it_declares() -> None:
     declared = header["spec"]["inputs"]
     assert set(re.findall(r"\$\[\[ inputs\.(\w+) \]\]", text)) == set(declared)
     assert all(item["description"] and isinstance(item["default"], str) for item in declared.values())
-    for line in _strings(read_gitlab()["mlbench"]["script"]):
-        assert "$[[" not in line
-
-
-def _strings(value: object) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, list):
-        for item in value:
-            yield from _strings(item)
-
-
-def test_the_verdict_of_the_template_is_a_report() -> None:
-    job = read_gitlab()["mlbench"]
-    assert json.dumps(job["artifacts"]["reports"]) == '{"junit": "mlbench-results/gate.xml"}'
-    assert job["artifacts"]["when"] == "always"
-    assert job["allow_failure"] == {"exit_codes": [9]}
+    assert "$[[" not in str(read_gitlab()["mlbench"]["script"])

@@ -219,13 +219,6 @@ def test_a_rank_of_the_catalog_gets_no_variable_that_changes_its_code_and_keeps_
         assert isolation.rank_environment(given) == {**others, "PYTHONSAFEPATH": "1"}
 
 
-@pytest.mark.parametrize(
-    "argv", [["python", "train.py"], ["python", "-m"], ["python3", "-m", "x"], ["sh", "-m", "x"], []]
-)
-def test_only_a_module_for_this_python_is_started_another_way(argv: list[str]) -> None:
-    assert isolation.rank_command(argv, {}) == argv
-
-
 def test_a_rank_finds_installed_packages_of_the_user_before_the_folder_of_the_task(tmp_path: Path) -> None:
     packages, plain = tmp_path / "packages", tmp_path / "plain"
     (packages / "extra.egg-info").mkdir(parents=True)

@@ -17,10 +17,8 @@ LINE = re.compile(r"^(?:Next|Repeat): (.+)$", re.MULTILINE)
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("MLBENCH_HOME", str(tmp_path / "home"))
-    (tmp_path / "train.py").write_text(
+def place(home: Path, tmp_path: Path) -> Path:
+    Path("train.py").write_text(
         "import json, sys, time\n"
         "for step in (1, 2):\n"
         "    event = {'v': 1, 'event': 'metric', 'rank': 0, 'time': time.time(), 'name': 'loss', 'value': 1 / step}\n"

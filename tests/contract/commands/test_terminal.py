@@ -9,15 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from mlbench_cli.app import run
 from mlbench_cli.storage.store import Store
 from tests.contract import clients
 from tests.contract.local_runs import until
 from tests.contract.terminal import LIMIT, Terminal
-
-
-@pytest.fixture
-def home(tmp_path: Path) -> Path:
-    return tmp_path / "home"
 
 
 def plain(text: str) -> str:
@@ -25,17 +21,8 @@ def plain(text: str) -> str:
     return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
 
 
-# --- other questions -------------------------------------------------------------------------------------------------
-
-
-def make_finished_runs(home: Path, *names: str) -> None:
-    for name in names:
-        environment = {**os.environ, "MLBENCH_HOME": str(home)}
-        clients.finish("run", name, "1", "--command", "true", environment=environment).check_returncode()
-
-
 def test_delete_asks_first(home: Path) -> None:
-    make_finished_runs(home, "a")
+    assert run(["run", "a", "1", "--command", "true"]) == 0
     person = Terminal("delete", "a-1", home=home)
     person.answer("[y/N] ", "")
     code, printed = person.finish()
@@ -50,7 +37,8 @@ def test_delete_asks_first(home: Path) -> None:
 
 @pytest.mark.slow
 def test_charts_asks_which_runs(home: Path, tmp_path: Path) -> None:
-    make_finished_runs(home, "a", "b", "c")
+    for name in ("a", "b", "c"):
+        assert run(["run", name, "1", "--command", "true"]) == 0
     person = Terminal("charts", str(tmp_path / "figures"), home=home)
     person.answer("[all]: ", "7")
     person.answer("[all]: ", "0 2")
@@ -93,14 +81,8 @@ def test_ctrl_c_cancels_and_keeps(home: Path, tmp_path: Path) -> None:
     assert (rows[0].run.folder / "SHA256SUMS").exists()
 
 
-def start(home: Path, folder: Path, *argv: str) -> subprocess.Popen[str]:
-    environment = {**os.environ, "MLBENCH_HOME": str(home)}
-    both = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return clients.start(*argv, environment=environment, cwd=folder, **both)
-
-
 def test_sigterm_cancels_and_keeps(home: Path, tmp_path: Path) -> None:
-    client = start(home, tmp_path, "run", "a", "1", *SLEEPER, "-o", "json")
+    client = clients.start("run", "a", "1", *SLEEPER, "-o", "json", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     pid = rank_pid(tmp_path)
     client.send_signal(signal.SIGTERM)
     out, err = client.communicate(timeout=LIMIT)
@@ -112,7 +94,7 @@ def test_sigterm_cancels_and_keeps(home: Path, tmp_path: Path) -> None:
 
 
 def test_ctrl_c_ends_only_the_waiting(home: Path, tmp_path: Path) -> None:
-    assert start(home, tmp_path, "run", "a", "1", "--detach", *SLEEPER).wait(LIMIT) == 0
+    assert run(["run", "a", "1", "--detach", *SLEEPER]) == 0
     pid = rank_pid(tmp_path)
     for command in (["wait", "a-1"], ["status", "a-1", "--watch"], ["logs", "a-1", "--follow"]):
         person = Terminal(*command, home=home)
@@ -120,7 +102,7 @@ def test_ctrl_c_ends_only_the_waiting(home: Path, tmp_path: Path) -> None:
         person.type("\x03")
         assert person.finish()[0] == 130
     assert alive(pid)
-    assert start(home, tmp_path, "cancel", "a-1").wait(LIMIT) == 0
+    assert run(["cancel", "a-1"]) == 0
     until(lambda: not alive(pid))
 
 
@@ -147,10 +129,9 @@ def test_the_log_of_rank_0_is_shown_above_the_progress(home: Path, tmp_path: Pat
     assert "first of 1" not in printed
 
 
-def test_a_pipe_gets_the_log_of_rank_0_on_stderr(home: Path, tmp_path: Path) -> None:
-    client = start(home, tmp_path, "run", "a", "1", "--logs", "--command", "sh -c 'echo begun; sleep 1; echo done'")
-    out, err = client.communicate(timeout=LIMIT)
-    assert client.returncode == 0
+def test_a_pipe_gets_the_log_of_rank_0_on_stderr(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["run", "a", "1", "--logs", "--command", "sh -c 'echo begun; sleep 1; echo done'"]) == 0
+    out, err = capsys.readouterr()
     assert "\nbegun\n" in err
     assert "\ndone\n" in err
     assert "begun" not in out

@@ -84,12 +84,9 @@ COMMANDS = {
 def test_no_command_presents_what_is_not_proven(name: str, forged: str, capsys: Captured) -> None:
     words = [forged if word == "ARCHIVE" else word for word in COMMANDS[name]]
     assert run(words) == 9
-    out, err = capsys.readouterr()
+    err = capsys.readouterr().err
     assert "not everything follows from the evidence" in err
     assert "--unproven" in err
-    assert (
-        not out.replace(f"{forged}: not everything follows from the evidence (integrity)", "").strip().startswith("T")
-    )
 
 
 def test_it_is_never_signed(forged: str, capsys: Captured) -> None:

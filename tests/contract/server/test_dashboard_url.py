@@ -22,9 +22,8 @@ def deployment(url: str) -> dict[str, object]:
 
 
 @pytest.fixture
-def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[KubeApi]:
+def cluster(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[KubeApi]:
     """The current cluster of an empty home."""
-    monkeypatch.setenv("MLBENCH_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
     with KubeApi() as server:
         server.write_kubeconfig(tmp_path / "kubeconfig")

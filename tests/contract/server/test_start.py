@@ -4,7 +4,6 @@ import json
 import os
 import socket
 import ssl
-import subprocess
 import urllib.request
 from contextlib import nullcontext
 from pathlib import Path
@@ -15,13 +14,8 @@ from mlbench_cli.app import run
 from mlbench_cli.errors import UsageError
 from mlbench_cli.server.config import Limits, ServerConfig, read_token
 from tests.contract.server.dashboards import serve
+from tests.fakes.certificates import write_certificate
 from tests.unit.results.runs import spec
-
-
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("MLBENCH_HOME", str(tmp_path / "home"))
-    return tmp_path / "home"
 
 
 def test_what_cannot_be_served_is_refused_before_it_starts(
@@ -71,15 +65,13 @@ def test_the_address_of_a_dashboard_that_was_killed_is_forgotten_and_that_of_ano
 
 
 def test_another_address_is_served_with_tls_and_marks_its_cookie_secure(home: Path, tmp_path: Path) -> None:
-    words = ["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
-    files = ["-keyout", str(tmp_path / "key.pem"), "-out", str(tmp_path / "cert.pem")]
-    names = ["-addext", "subjectAltName=IP:127.0.0.1,DNS:localhost"]
-    subprocess.run(["openssl", *words, *names, *files], check=True, capture_output=True)
-    options = ("--host", "0.0.0.0", "--tls-cert", str(tmp_path / "cert.pem"), "--tls-key", str(tmp_path / "key.pem"))
+    file = tmp_path / "both.pem"
+    certificate = write_certificate(file, "localhost")
+    options = ("--host", "0.0.0.0", "--tls-cert", str(file), "--tls-key", str(file))
     home.mkdir()
     with serve(home, *options) as dashboard:
         assert dashboard.url.startswith("https://")
-        context = ssl.create_default_context(cafile=str(tmp_path / "cert.pem"))
+        context = ssl.create_default_context(cadata=certificate.decode())
         opener = urllib.request.build_opener(urllib.request.HTTPSHandler(context=context), _StayHere())
         answer = opener.open(f"https://127.0.0.1:{dashboard.port}/?token={dashboard.token}", timeout=30)
         assert "Secure" in answer.headers["set-cookie"]

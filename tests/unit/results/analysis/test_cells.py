@@ -7,7 +7,6 @@ import pytest
 
 from mlbench_cli.errors import UsageError
 from mlbench_cli.results.analysis.compare import describe_cell, pair_cells
-from mlbench_cli.results.analysis.stats import Verdict, find_worst
 from mlbench_cli.results.archive.files import Archive
 from tests.unit.results.runs import sealed_run
 
@@ -44,11 +43,3 @@ def test_nothing_in_common_is_refused_with_what_there_is(tmp_path: Path) -> None
     b = [archive(tmp_path, f"b-{size}", size) for size in (4, 8)]
     with pytest.raises(UsageError, match=r"1 worker \(A only\); 2 workers \(A only\); 4 workers \(B only\)"):
         pair_cells(a, b)
-
-
-def test_the_worst_verdict_decides() -> None:
-    passed, unknown, failed = Verdict.PASSED, Verdict.CANNOT_TELL, Verdict.FAILED
-    assert find_worst([passed, unknown, failed]) is Verdict.FAILED
-    assert find_worst([passed, unknown]) is Verdict.CANNOT_TELL
-    assert find_worst([passed]) is Verdict.PASSED
-    assert find_worst([]) is Verdict.PASSED

@@ -6,14 +6,10 @@ from typing import Any
 import pytest
 
 from mlbench_cli.results.archive.files import Archive
-from mlbench_cli.results.archive.judge import (
-    official_line,
-    official_text,
-)
-from mlbench_cli.results.archive.seal import seal
+from mlbench_cli.results.archive.judge import official_line, official_text
 from mlbench_cli.results.archive.verify import find_problems
 from task_images.methods.catalog import describe, find_class
-from tests.unit.results.runs import event, new_run, observation_of, result_event, sealed_run, spec
+from tests.unit.results.runs import sealed_run
 
 SPENT = "(budget 7200, then the last validation)"
 
@@ -131,31 +127,3 @@ def test_figures_that_measure_no_performance_are_said_to_be_functional(tmp_path:
     assert note == "The result is functional, not a performance measurement: all nodes are one machine."
     assert archive.result["label"] == {"word": "functional", "reason": "all nodes are one machine"}
     assert find_problems(Path(archive.path)) == []
-
-
-def test_wording_of_the_catalog(tmp_path: Path) -> None:
-    goal = {"metric": "Perplexity", "comparison": "<=", "threshold": 70.0, "kind": "full", "value": 69.5}
-    log = [event("metric", name="val_global_Perplexity", value=69.5), result_event(goal=goal, timings={})]
-    asked = spec(task="wikitext2_awd_lstm", parameters={"goal_full": 70.0, "goal_light": 100.0})
-    run = new_run(tmp_path / "run", asked, {0: log, 1: []})
-    assert seal(run, observation_of()).outcome == "goal_reached"
-    assert Archive.open(run.folder).result["official_line"] == (
-        "Validation Perplexity of 70 reached in 100.000 seconds (training steps: 86.000)"
-    )
-
-
-# --- the parts of the line --------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"goal": None},
-        {"goal": {**result()["goal"], "reached": False}},
-        {"outcome": "goal_missed"},
-        {"outcome": "completed"},
-        {"doubts": ["clock_stepped"]},
-    ],
-)
-def test_there_is_no_line_unless_the_goal_was_reached_beyond_doubt(changes: dict[str, Any]) -> None:
-    assert official_line(result(**changes)) is None
