@@ -346,7 +346,7 @@ def _axis_fields(axes: Collection[str]) -> set[str]:
 def absolute_paths(request: Request) -> Request:
     """The request with absolute paths, as it is recorded, so that it does not depend on the current folder."""
     changes = {
-        name: os.path.abspath(value)
+        name: os.path.abspath(os.path.expanduser(value))
         for name in ("data_dir", "pod_patch")
         if (value := getattr(request, name)) and "\0" not in value
     }

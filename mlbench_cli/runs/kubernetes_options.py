@@ -6,7 +6,6 @@ Pure, except for reading the file of --pod-patch. What Kubernetes would reject i
 import os
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from mlbench_cli.errors import UsageError
@@ -116,7 +115,7 @@ def _read_patch(path: str | None) -> Mapping[str, Any]:
         return {}
     what = f"--pod-patch {shorten(path)}"
     try:
-        patch = read_yaml(read_regular(Path(path), PATCH_BYTES), what)
+        patch = read_yaml(read_regular(os.path.expanduser(path), PATCH_BYTES), what)
     except OSError as error:
         raise UsageError(f"{what} cannot be read: {error.strerror}.") from None
     if not isinstance(patch, dict) or not patch or not all(isinstance(part, dict) for part in patch.values()):

@@ -115,9 +115,9 @@ def _on_this_machine(request: Request) -> Request:
     """The request with the absolute path of its data folder. Raises UsageError for options that only clusters use,
     NotFoundError for a missing folder."""
     _refuse_cluster_options(request, "on the local cluster")
-    path = request.data_dir
-    if path is None:
+    if request.data_dir is None:
         return request
+    path = os.path.expanduser(request.data_dir)  # no shell reads a file of runs
     if "\0" in path or not Path(path).is_dir():
         is_file = "\0" not in path and Path(path).is_file()
         what = f"{shorten(path)} is a file" if is_file else f"the folder {shorten(path)} does not exist"

@@ -38,6 +38,18 @@ def test_a_dry_run_lists_the_runs_in_their_order_and_starts_none(capsys: Capture
     assert not (home / "tables").exists()
 
 
+def test_a_folder_below_the_home_folder_needs_no_shell(
+    capsys: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "data").mkdir()
+    entry = "{name: home, command: sh -c 'echo $MLBENCH_DATA_DIR', workers: [1], data-dir: ~/data}"
+    Path("demo.yaml").write_text(f"runs:\n  - {entry}\n")
+    answer(capsys, "run", "-f", "demo.yaml", "--yes")
+    assert run(["logs", "demo-home-1"]) == 0
+    assert capsys.readouterr().out == f"{tmp_path / 'data'}\n"
+
+
 def test_runs_for_gpus_are_listed_without_a_gpu_and_not_started(
     capsys: Captured, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
