@@ -1,5 +1,7 @@
 """Commands whose help names the values of options ("--pull-secret SECRET", "--seed N"), and groups options by panel."""
 
+import os
+from collections.abc import Callable
 from typing import Any
 
 import typer
@@ -53,18 +55,25 @@ class PanelCommand(TyperCommand):
 
 
 def build_command(target: typer.Typer) -> Any:
-    """The command of a Typer, as Typer's own `get_command` builds it, with names instead of "<str>" and "<int>"."""
+    """The command of a Typer, as Typer's own `get_command` builds it, with names instead of "<str>" and "<int>", and
+    with ~ in paths as the home folder: bash leaves it alone in --to=~/x."""
     command = get_command(target)
-    _name_values(command)
+    _complete(command)
     return command
 
 
-def _name_values(command: Any) -> None:
+def _complete(command: Any) -> None:
     for option in command.params:
         kind = str(getattr(option.type, "name", ""))
+        if kind in ("path", "file", "directory"):
+            option.type.convert = _below_home(option.type.convert)
         if option.metavar is None and option.param_type_name == "option" and not option.is_flag and kind != "choice":
             long = [name for name in option.opts if name.startswith("--")]
             name = _NAMES.get(long[-1], long[-1].rpartition("-")[2].upper())
             option.metavar = "N" if kind.startswith(("int", "float")) else name
     for inner in getattr(command, "commands", {}).values():
-        _name_values(inner)
+        _complete(inner)
+
+
+def _below_home(convert: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda value, *more: convert(os.path.expanduser(value), *more)

@@ -40,8 +40,8 @@ def attach_hosts(
     """
     check_name(name, "cluster name")
     ssh_config = find_ssh_config(ssh_config)
-    path = Path(hosts)
-    is_file = "/" in hosts or path.suffix == ".txt" or os.path.isfile(hosts)
+    path = Path(os.path.expanduser(hosts))
+    is_file = "/" in hosts or path.suffix == ".txt" or os.path.isfile(path)
     entries = hostfile.parse_file(read_text_file(path, "--hosts")) if is_file else hostfile.parse_list(hosts)
     env = {} if env_file is None else hostfile.parse_environment(read_text_file(env_file, "--env-file"))
     if not folder.startswith(("/", "~/")) or any(letter in folder for letter in "\n\0:,"):

@@ -131,7 +131,7 @@ def prepare(
     if cluster is not None:
         raise UsageError("--cluster requires --claim; without --claim, data are prepared on this machine.")
     if data_dir is not None:
-        data_dir = Path(os.path.expanduser(data_dir)).absolute()
+        data_dir = data_dir.absolute()
         make_folder(data_dir)
     for path in paths:
         _import_file(path, data_dir, task)

@@ -163,7 +163,7 @@ def _imports_of_text(argv: Sequence[str]) -> set[str]:
 
 def _included_files(include: Iterable[str], folder: Path) -> Iterator[Path]:
     for word in include:
-        path = folder / word
+        path = folder / os.path.expanduser(word)
         if path.is_dir():
             files = (each for each in path.rglob("*") if _is_code(each) and not is_secret_file(each.name))
             yield from sorted(each for each in files if ".git" not in each.parts)

@@ -205,7 +205,8 @@ def test_one_machine_under_two_names_is_told(shell: Shell, tmp_path: Path) -> No
 def test_lists_of_hosts_and_variables_may_come_from_windows(shell: Shell, tmp_path: Path) -> None:
     (tmp_path / "hosts.txt").write_text("\ufeffm0\r\nm1\r\n")
     (tmp_path / "envs.conf").write_text("\ufeff[env]\r\nA=1\r\n")
-    words = ("--hosts", "hosts.txt", "--env-file", "envs.conf", "--python", shell.python, "--interface", "lo")
+    # bash leaves a ~ behind = alone.
+    words = ("--hosts=~/hosts.txt", "--env-file=~/envs.conf", "--python", shell.python, "--interface", "lo")
     found = json.loads(shell("attach-hosts", "lab", *words, "--dir", str(tmp_path / "far"), "-o", "json"))
     assert [host["name"] for host in found["hosts"]] == ["m0", "m1"]
     assert Store(tmp_path / "home").cluster("lab").details["env"] == {"A": "1"}
