@@ -8,6 +8,7 @@ from mlbench_cli.agent.channel import Channel, close_all
 from mlbench_cli.engines.hosts import checks
 from mlbench_cli.engines.hosts.hostfile import HostEntry
 from mlbench_cli.engines.machines.details import HostsDetails, SlurmDetails
+from mlbench_cli.engines.machines.engine import warn_of_torch
 from mlbench_cli.engines.slurm import discovery
 from mlbench_cli.engines.slurm.discovery import SlurmFacts
 from mlbench_cli.errors import MlbenchError
@@ -79,13 +80,13 @@ def _check_slurm(cluster: Cluster) -> Iterator[Check]:
             return
         probes = discovery.probe_nodes(channel, details, nodes)
         discovery.check_probes(probes, details)
-        torch = probes[0].torch or "no torch"
+        torch = f"torch {probes[0].torch}" if probes[0].torch else "no torch"
         others = f"; {nodes.phrase}" if nodes.phrase else ""
         silent = nodes.idle - len(probes)
         others += f"; {counted(silent, 'idle node')} did not answer" if silent > 0 else ""
         found = f"{len(probes)} probed{others}: all see {details.folder}; Python {probes[0].python}, {torch}"
-        if not probes[0].torch:
-            yield _missing(f"{name}: nodes", found, "Tasks need torch: attach with --python PATH or --setup FILE.")
+        if warnings := warn_of_torch(probes[0].torch):
+            yield _missing(f"{name}: nodes", found, *warnings)
         elif silent > 0:
             yield _missing(f"{name}: nodes", found, "Try again later: others may have taken them.")
         else:

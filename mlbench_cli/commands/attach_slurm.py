@@ -12,6 +12,7 @@ from mlbench_cli.commands._clusters import cluster_document
 from mlbench_cli.commands._common import Format, Output
 from mlbench_cli.commands._machines import SshConfig, find_ssh_config, read_text_file, record
 from mlbench_cli.engines.machines.details import SlurmDetails
+from mlbench_cli.engines.machines.engine import warn_of_torch
 from mlbench_cli.engines.slurm import discovery
 from mlbench_cli.errors import UsageError
 from mlbench_cli.model.run import Cluster
@@ -141,8 +142,8 @@ def attach_slurm(
             "depend "
             "on it."
         )
-    if probe and not any(item.torch for item in probes):
-        console.warn(f"{python} on the nodes has no torch, which tasks need. Use --python PATH or --setup FILE.")
+    for warning in warn_of_torch(probes[0].torch) if probes else ():
+        console.warn(warning)
     unprobed = chosen["nodes"] - len(probes)
     if unprobed > 0 and probes:
         why = f" ({counted_nodes.phrase})" if counted_nodes is not None and counted_nodes.phrase else ""

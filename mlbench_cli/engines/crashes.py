@@ -27,6 +27,12 @@ GPU_FAULT = (
 )
 INTERFACE = r"(?i)Unable to find (?:address|interface) for: ?(\S+)|ifname (\S+) not found|no socket interface found"
 SHARED_GPU = r"Duplicate GPU detected ?: rank (\d+) and rank (\d+)"  # of NCCL
+# What the training tasks need; older ones lack fp32_precision.
+OLDEST_TORCH = (2, 9)
+LACKING = (
+    r"AttributeError: (?:module 'torch[\w.]*' has no attribute '(\w+)'|Unknown attribute (\w+))"
+    r"|ImportError: cannot import name '(\w+)' from 'torch\b"
+)
 SMALL_WORLD = r"rank < size\. \d+ vs (\d+)"  # of gloo
 # What torchrun and accelerate write once a rank has failed, and which it was.
 LAUNCHER = r"^(E\d{4} [^\n]*torch/distributed/elastic/|Traceback [^\n]*\n +File \"[^\n]*/bin/(torchrun|accelerate)\")"
@@ -63,6 +69,8 @@ def explain_log(who: str, text: str, logs: str, evidence: Mapping[str, object], 
         or explain_gpu_fault(who, text, logs, evidence)
         or explain_small_world(who, text, evidence)
         or explain_shared_gpu(text, evidence)
+        or explain_old_torch(who, text, evidence)
+        or explain_missing_module(who, text, evidence)
         or explain_port(who, text, evidence)
         or explain_unreachable(who, text, evidence)
     )
@@ -152,6 +160,34 @@ def explain_shared_gpu(text: str, evidence: Mapping[str, object]) -> Finding | N
         f"Ranks {one} and {other} use the same GPU, and NCCL wants one for each rank.",
         hint='Call torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) before the process group; or start at most as '
         "many ranks as there are GPUs.",
+        evidence=evidence,
+    )
+
+
+def explain_old_torch(who: str, text: str, evidence: Mapping[str, object]) -> Finding | None:
+    """The finding on a process whose program uses what its torch does not have."""
+    found = re.search(LACKING, text)
+    if found is None:
+        return None
+    return Finding(
+        "torch_lacks_something",
+        f"{who}'s torch has no {next(filter(None, found.groups()))}: the program is written for another version.",
+        hint=f"A newer torch ({OLDEST_TORCH[0]}.{OLDEST_TORCH[1]} or later for the tasks of mlbench): another --image, "
+        "or the cluster attached again with another --python.",
+        evidence=evidence,
+    )
+
+
+def explain_missing_module(who: str, text: str, evidence: Mapping[str, object]) -> Finding | None:
+    """The finding on a process whose program imports what its Python does not have."""
+    found = re.search(r"ModuleNotFoundError: No module named '([\w.]+)'", text)
+    if found is None:
+        return None
+    return Finding(
+        "module_missing",
+        f"{who}'s Python has no module {found[1]}.",
+        hint="Install its package there, or name an image that has it (--image). A file of your own goes to pods with "
+        "--include FILE.",
         evidence=evidence,
     )
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from mlbench_cli.agent.channel import Channel, Document
 from mlbench_cli.engines.hosts.hostfile import HostEntry
-from mlbench_cli.engines.machines.engine import MIN_FREE_BYTES, check_folder, run_in_parallel
+from mlbench_cli.engines.machines.engine import MIN_FREE_BYTES, check_folder, run_in_parallel, warn_of_torch
 from mlbench_cli.engines.placement import HostRecord
 from mlbench_cli.errors import MlbenchError, NotFoundError, UnreachableError, UsageError
 
@@ -114,7 +114,12 @@ def check_hosts(found: Sequence[HostFacts], folder: str) -> list[str]:
                 f"The hosts have different versions of {what}: {listed}.",
                 hint="--python PATH   must be the same environment on all",
             )
-    return [*_warn_of_duplicates(found), *_warn_of_clocks(found), *_warn_of_space(found), *_warn_of_torch(found)]
+    return [
+        *_warn_of_duplicates(found),
+        *_warn_of_clocks(found),
+        *_warn_of_space(found),
+        *warn_of_torch(found[0].torch),
+    ]
 
 
 def _warn_of_duplicates(found: Sequence[HostFacts]) -> list[str]:
@@ -142,10 +147,6 @@ def _warn_of_clocks(found: Sequence[HostFacts]) -> list[str]:
 def _warn_of_space(found: Sequence[HostFacts]) -> list[str]:
     scarce = [item.name for item in found if int(item.facts["free_bytes"]) < MIN_FREE_BYTES]
     return [f"Little free disk space on {', '.join(scarce)}."] if scarce else []
-
-
-def _warn_of_torch(found: Sequence[HostFacts]) -> list[str]:
-    return [] if found[0].torch else ["The hosts' Python has no torch, which tasks need. Use --python PATH."]
 
 
 def check_network(found: Sequence[HostFacts], channels: Sequence[Channel]) -> None:

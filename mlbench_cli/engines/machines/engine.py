@@ -1,6 +1,7 @@
 """Shared code of the engines of Slurm clusters and hosts: code on machines, cancelling, deleting, runs of others."""
 
 import json
+import re
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -14,6 +15,7 @@ from typing import TypeVar
 from mlbench_cli.agent.channel import Channel, ChannelRequest, Document
 from mlbench_cli.engines.base import FoundRun, Submission, UnreadableRun, refuse_running, refuse_unfetched
 from mlbench_cli.engines.code import pack_code
+from mlbench_cli.engines.crashes import OLDEST_TORCH
 from mlbench_cli.engines.diagnosis import read_last_lines
 from mlbench_cli.engines.head import RemoteHead
 from mlbench_cli.engines.observe import Snapshot, explain_absence, observe
@@ -258,6 +260,17 @@ def check_folder(facts: Document, folder: str, name: str, option: str) -> None:
     if int(facts["free_bytes"]) < MIN_FREE_BYTES // 20:
         free = int(facts["free_bytes"]) >> 20
         raise CapacityError(f"{name} has {free} MiB free in {folder}.", hint=f"Free up disk space, or use {option}")
+
+
+def warn_of_torch(torch: str | None) -> list[str]:
+    """What is to be said of the version of torch on the machines; empty: they have none."""
+    if not torch:
+        return ["The machines' Python has no torch, which tasks need. Use --python PATH, or --setup FILE with Slurm."]
+    version = tuple(int(number) for number in re.findall(r"\d+", torch)[:2])
+    if version >= OLDEST_TORCH:
+        return []
+    oldest = ".".join(map(str, OLDEST_TORCH))
+    return [f"The machines have torch {torch}; mlbench's training tasks need {oldest} or later. Use --python PATH."]
 
 
 def run_in_parallel(work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result | MlbenchError]:

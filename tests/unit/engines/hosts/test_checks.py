@@ -20,7 +20,7 @@ ADDRESSES = [
     {"interface": "ib0", "address": "172.16.0.5", "mask": "255.255.0.0"},
 ]
 HOST = HostFacts(
-    "m1", {"writable": True, "free_bytes": 9 << 30, "home": "/root"}, 0.0, "3.11.7", "2.5.0", 0, "eth0", "10.0.0.5", ()
+    "m1", {"writable": True, "free_bytes": 9 << 30, "home": "/root"}, 0.0, "3.11.7", "2.11.0", 0, "eth0", "10.0.0.5", ()
 )
 
 
@@ -79,6 +79,11 @@ def test_clocks_that_differ_and_little_disk_are_worth_a_warning() -> None:
     other = replace(HOST, name="m2", clock_seconds=60.0, facts={**HOST.facts, "free_bytes": 1 << 30})
     assert len(check_hosts([HOST, other], "/d")) == 2
     assert check_hosts([HOST, replace(HOST, name="m2", clock_seconds=1.0)], "/d") == []
+
+
+@pytest.mark.parametrize(("torch", "words"), [(None, "no torch"), ("2.6.0+cu124", "2.9 or later"), ("2.10.0", "")])
+def test_an_old_torch_or_none_is_worth_a_warning(torch: str | None, words: str) -> None:
+    assert [words in warning for warning in check_hosts([replace(HOST, torch=torch)], "/d")] == [True] * bool(words)
 
 
 def test_the_hosts_whose_clocks_differ_most_are_named() -> None:
