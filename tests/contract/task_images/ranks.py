@@ -8,9 +8,8 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -107,18 +106,13 @@ def launch_within(
     parameters: Mapping[str, Any],
     changes: Mapping[str, str],
     servers: int = 0,
-    enter: Callable[[int], None] | None = None,
 ) -> list[Ended]:
-    """The same; raises TimeoutExpired after `seconds`. `enter` is called in each process, with its rank, before the
-    program begins."""
+    """The same; raises TimeoutExpired after `seconds`."""
     processes = []
     for rank, environment in enumerate(environments(world_size, folder, parameters, changes, servers)):
         with open(folder / f"out-{rank}", "wb") as out, open(folder / f"err-{rank}", "wb") as err:
             command = [sys.executable, "-m", *module.split()]
-            prepare = None if enter is None else partial(enter, rank)
-            processes.append(
-                subprocess.Popen(command, cwd=ROOT, env=environment, stdout=out, stderr=err, preexec_fn=prepare)
-            )
+            processes.append(subprocess.Popen(command, cwd=ROOT, env=environment, stdout=out, stderr=err))
     try:
         codes = [process.wait(seconds) for process in processes]
     finally:

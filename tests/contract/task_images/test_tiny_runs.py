@@ -119,13 +119,3 @@ def test_the_logistic_regression_reads_real_files(ranks: RankServer, tmp_path: P
     assert first.result["details"]["rows"] == [400, 100]
     assert first.result["details"]["target_loss"] == 0.2828  # of the original's figure of these data
     assert first.result["outcome"] == "goal_reached"  # the first feature tells the label
-
-
-@pytest.mark.slow
-def test_a_goal_out_of_reach_is_missed_and_told_so(ranks: RankServer, tmp_path: Path) -> None:
-    first, _ = run_tiny(ranks, "epsilon_logistic_regression", tmp_path, epochs=2, goal_full=100.0, average="weights")
-    assert first.result["outcome"] == "goal_missed"
-    assert first.result["goal"]["value"] == max(first.metric("val_global_Prec@1"))
-    assert first.result["epochs"] == 2
-    assert first.result["samples"] == 2 * 2000
-    check_times(first.result)

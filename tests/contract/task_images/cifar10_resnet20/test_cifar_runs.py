@@ -1,6 +1,5 @@
 """The image classification on two ranks: to the goal, however reduced, interrupted, in a budget, with bad input."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from tests.contract.task_images.ranks import Ended, Parameters, RankServer
 from tests.contract.task_images.test_tiny_runs import check_times
 from tests.unit.task_images.cifar10_resnet20.cifar_files import binary_files, unpack
 
-TASK, DDP = "cifar10_resnet20", "cifar10_resnet20_ddp"
+TASK = "cifar10_resnet20"
 # Two steps an epoch of the smallest model.
 SMALL: Parameters = {
     "training_images": 64,
@@ -82,23 +81,6 @@ def test_tiny_reaches_its_goal(ranks: RankServer, tmp_path: Path, changes: Param
 
 
 @pytest.mark.nightly
-def test_ddp_and_mpi_follow_the_same_curve(ranks: RankServer, tmp_path: Path) -> None:
-    """With uneven last batches: the second of two steps has 2 + 1 images."""
-    same = SMALL | {"training_images": 35, "epochs": 4, "learning_rate": 0.02, "nesterov": True, "scale_rate": False}
-    plain = finished_result(run(ranks, tmp_path / "plain", **same, schedule="multistep", warmup_epochs=0))
-    variants: dict[str, Parameters] = {
-        "ddp": {"task": DDP, "environment": {"MLBENCH_METHOD": json.dumps({"name": "ddp", "bucket": "50kB"})}},
-        "mpi": {"environment": {"MLBENCH_BACKEND": "mpi"}},
-        "plain memory": {"channels_last": False, "loaders": 0},
-    }
-    for name, changes in variants.items():
-        other = finished_result(run(ranks, tmp_path / name, **same | changes))
-        assert losses(other) == pytest.approx(losses(plain), rel=1e-3), name
-        if name == "ddp":
-            assert other["details"]["communication"]["messages"] > other["updates"]
-
-
-@pytest.mark.nightly
 @pytest.mark.parametrize("many", (2, 4) if NIGHTLY else (2,))
 def test_curves_do_not_depend_on_the_number_of_ranks(ranks: RankServer, tmp_path: Path, many: int) -> None:
     """The same global batch on 1, 2 or 4 ranks is the same training, rounding apart: the same images in every step, cut
@@ -161,16 +143,6 @@ def test_an_empty_share_of_the_validation_set_hangs_nobody(ranks: RankServer, tm
         for task in ("cifar10_resnet20", "cifar10_resnet20_ddp")
     ]
     assert [result["epochs"] for result in results] == [2, 2]
-
-
-@pytest.mark.nightly
-def test_a_budget_is_spent_beyond_the_goal(ranks: RankServer, tmp_path: Path) -> None:
-    result = finished_result(
-        run(ranks, tmp_path, **SMALL | {"goal_full": 0.0, "goal_light": 0.0}, epochs=3, budget_seconds=60.0)
-    )
-    assert result["outcome"] == "goal_reached"  # for the epochs ended before the budget did
-    assert result["epochs"] == 1
-    assert len(result["details"]["curve"]) == 3
 
 
 def test_files_in_the_official_format_are_trained_on(ranks: RankServer, tmp_path: Path) -> None:
