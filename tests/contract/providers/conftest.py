@@ -22,7 +22,6 @@ from tests.fakes.kind_tools import World
 from tests.fakes.kube_api import KubeApi
 from tests.fakes.kubelet import Kubelet
 from tests.fakes.registry import FakeRegistry
-from tests.fakes.zygote import Zygote
 
 _aws: list[AwsClient] = []  # none or one: moto takes seconds to load
 IMAGES = {"registry:3": "sha256:01", "my/task:1": "sha256:02", "node": "sha256:03"}
@@ -105,19 +104,6 @@ def gke_world(google: Google, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     _forget_credentials()
     yield google.reset()
     _forget_credentials()  # or the next test of another provider would still be logged in
-
-
-@pytest.fixture(scope="module")
-def zygote() -> Iterator[Zygote]:
-    """For clients of GKE, which the double may kill."""
-    started = Zygote(
-        *("mlbench_cli.app", "mlbench_cli.commands.create_cluster", "mlbench_cli.commands.delete_cluster"),
-        *("mlbench_cli.commands.gc", "mlbench_cli.clusters.zone_failover", "providers.lifecycle"),
-        *("providers.gke.provider", "providers.gke.discover", "google.cloud.container_v1", "google.auth"),
-        *("google.auth.transport.requests", "urllib3", "yaml"),
-    )
-    yield started
-    started.close()
 
 
 def become_client(environment: Mapping[str, str], account: str, folder: Path, patch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,6 @@ from providers.lifecycle import down, up
 from tests import NIGHTLY
 from tests.fakes.gke import Google, World
 from tests.fakes.gke_facts import PROJECT
-from tests.fakes.zygote import Zygote
 
 L4 = GkeOptions(gpu_type="l4", spot=True)
 CREATE = ["create-cluster", "gke", "2", "rel", "--gpu-type", "l4", "--yes"]
@@ -134,79 +133,7 @@ def test_a_region_finds_a_zone_for_the_workers_itself(mlbench: Any, world: World
     assert "no-2" not in {cluster.name for cluster in world.clusters.values()}
 
 
-# --- killed, and refused, at every request --------------------------------------------------------------------------
-
-
-def _client(zygote: Zygote, google: Google, argv: list[str], home: Path) -> tuple[int, str]:
-    assert google.world.pidfile is not None
-    return zygote.run(argv, {**google.environment, "MLBENCH_HOME": str(home)}, google.world.pidfile)
-
-
-def _requests(zygote: Zygote, google: Google, tmp_path: Path) -> tuple[list[str], list[str]]:
-    """What making and what removing ask for, by the log of a calm pass."""
-    world = google.reset()
-    assert _client(zygote, google, CREATE, tmp_path / "calm")[0] == 0
-    making = list(world.log)
-    assert _client(zygote, google, DELETE, tmp_path / "calm")[0] == 0
-    return making, world.log[len(making) :]
-
-
-def _kills(log: list[str]) -> list[tuple[int, str]]:
-    """To be killed before a request is to be killed after the one before it, so the first alone has a "before"."""
-    return [(0, "kill-before"), *((number, "kill-after") for number in range(len(log)))]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("stride", [1 if NIGHTLY else 23])
-def test_killed_at_every_request_of_making_nothing_leaks(
-    world: World, google: Google, zygote: Zygote, tmp_path: Path, stride: int
-) -> None:
-    making, _ = _requests(zygote, google, tmp_path)
-    left = {}
-    for number, when in _kills(making)[::stride]:
-        world = google.reset(trouble={number: when})
-        code, said = _client(zygote, google, CREATE, tmp_path / f"home-{number}-{when}")
-        assert code == -9, said
-        world.trouble = {}
-        # Half of them are removed by name, half by collecting; both from an empty data folder.
-        removal = DELETE if number % 2 else ["gc", "gke", "--all", "--yes"]
-        exists = bool(world.clusters)
-        code, said = _client(zygote, google, removal, tmp_path / f"empty-{number}-{when}")
-        assert code == (0 if exists or removal != DELETE else 4), said
-        if world.clusters:
-            left[f"{when} {making[number]}"] = list(world.clusters)
-    assert left == {}
-
-
-@pytest.mark.slow
-def test_killed_at_a_request_of_making_it_goes_on(world: World, google: Google, zygote: Zygote, tmp_path: Path) -> None:
-    making, _ = _requests(zygote, google, tmp_path)
-    for number in (number for number, line in enumerate(making) if line.startswith("Create")):
-        world = google.reset(trouble={number: "kill-after"})
-        assert _client(zygote, google, CREATE, tmp_path / f"home-{number}")[0] == -9
-        world.trouble = {}
-        code, said = _client(zygote, google, CREATE, tmp_path / f"home-{number}")
-        assert code == 0, said
-        assert sum(line.startswith("Create") for line in world.log) == 2
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("stride", [1 if NIGHTLY else 23])
-def test_killed_at_every_request_of_removing_it_goes_on(
-    world: World, google: Google, zygote: Zygote, tmp_path: Path, stride: int
-) -> None:
-    _, removing = _requests(zygote, google, tmp_path)
-    for number, when in _kills(removing)[::stride]:
-        world = google.reset()
-        _make(_cluster(), tmp_path / f"made-{number}-{when}")
-        before = len(world.log)
-        world.trouble = {before + number: when}
-        code, said = _client(zygote, google, DELETE, tmp_path / f"made-{number}-{when}")
-        was_reached = len(world.log) - before > number  # on a busy machine it is polled less often than before
-        assert code == (-9 if was_reached else 0), said
-        world.trouble = {}
-        _remove_from_nothing(tmp_path / f"empty-{number}-{when}")
-        assert world.clusters == {}, f"{when} {removing[number]}"
+# --- refused at every request ----------------------------------------------------------------------------------------
 
 
 PASSING = ("UNAVAILABLE-before", "DEADLINE_EXCEEDED-after", "INTERNAL-after", "THROTTLED-before")

@@ -17,10 +17,9 @@ from mlbench_cli.storage.store import Store
 from providers.gke.provider import GkeProvider
 from providers.gke.quota import read_error
 from tests import NIGHTLY
-from tests.fakes.gke import Google, World
+from tests.fakes.gke import World
 from tests.fakes.gke_fabric import NETWORKING, find_nccl_network
 from tests.fakes.gke_facts import PROJECT, ZONE
-from tests.fakes.zygote import Zygote
 
 Command = Callable[..., Any]
 WAYS = {
@@ -29,7 +28,6 @@ WAYS = {
     "a3-ultragpu-8g": ("gIB", 0, ("--spot",)),
     "a4-highgpu-8g": ("gIB", 0, ("--spot",)),
 }
-TCPX = ("create-cluster", "gke", "2", "rel", "-t", "a3-highgpu-8g", "--fast-network", "--yes", "--probe-image", "none")
 DELETE = ("delete-cluster", "gke", "rel-2", "--yes")
 
 
@@ -344,39 +342,3 @@ def test_names_of_networks_are_objects_of_clusters_with_multi_networking_only(co
     assert not any(path.startswith(NETWORKING) for path in world.objects)
     assert create(command, "a4-highgpu-8g").code == 0  # repeated, nothing is created twice
     assert sum(line.startswith("Create") for line in world.log) == 2
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("stride", [1 if NIGHTLY else 23])
-def test_killed_at_each_change_of_a_network_nothing_is_left(
-    google: Google, zygote: Zygote, tmp_path: Path, stride: int
-) -> None:
-    """At the first request of each kind, in making and in removing; `benchmarks/leaks.py` has all."""
-
-    def client(words: tuple[str, ...], home: str) -> int:
-        assert google.world.pidfile is not None
-        environment = {**google.environment, "MLBENCH_HOME": str(tmp_path / home)}
-        return zygote.run(list(words), environment, google.world.pidfile)[0]
-
-    google.reset(quotas={})
-    assert client(TCPX, "calm") == 0
-    making = list(google.world.log)
-    assert client(DELETE, "calm") == 0
-    removing = google.world.log[len(making) :]
-    wanted = ("InsertNetwork", "DropNetwork", "DeleteCluster", "CreateCluster", "CreateNodePool")
-    for work, log in (("making", making), ("removing", removing)):
-        numbers: dict[tuple[str, str], int] = {}
-        for number, line in enumerate(log):
-            if line.startswith(wanted):
-                numbers.setdefault((line.split()[0], line.split()[-1].partition("/")[0]), number)
-        for number in list(numbers.values())[::stride]:
-            world = google.reset(quotas={})
-            home = f"{work}-{number}"
-            if work == "removing":
-                assert client(TCPX, home) == 0
-            world.trouble = {len(world.log) + number: "kill-after"}
-            client(TCPX if work == "making" else DELETE, home)
-            world.trouble = {}
-            removal = DELETE if number % 2 else ("gc", "gke", "--all", "--yes")
-            client(removal, f"empty-{home}")
-            assert list_left(world) == [], (work, log[number])
