@@ -31,17 +31,27 @@ def check_times(result: dict[str, Any]) -> None:
 
 
 @pytest.mark.nightly
-def test_the_digits_reach_their_goal_on_two_ranks(ranks: RankServer, tmp_path: Path) -> None:
-    first, second = run_tiny(ranks, "digits_resnet", tmp_path)
-    check_training(first, second, load_task("digits_resnet").resolve("tiny"), synthetic=False)
+@pytest.mark.parametrize("name", ["mnist", "wikitext2_awd_lstm", "wmt16_gnmt", "wmt17_transformer"])
+def test_tiny_reaches_its_light_goal_on_two_ranks(ranks: RankServer, tmp_path: Path, name: str) -> None:
+    task = load_task(name)
+    ended = ranks.run(f"task_images.run {name}", 2, tmp_path, task.resolve("tiny"), MLBENCH_GOAL="light")
+    assert [one.code for one in ended] == [0, 0], ended[0].stderr[-2000:] + ended[1].stderr[-2000:]
+    result = ended[0].result
+    check_times(result)
+    assert (result["outcome"], result["goal"]["kind"]) == ("goal_reached", "light")
+    assert task.goal is not None
+    assert result["goal"]["metric"] == task.goal.metric
 
 
-def test_the_logistic_regression_reaches_its_goal_on_two_ranks(ranks: RankServer, tmp_path: Path) -> None:
-    first, second = run_tiny(ranks, "epsilon_logistic_regression", tmp_path)
-    check_training(first, second, load_task("epsilon_logistic_regression").resolve("tiny"), synthetic=True)
-
-
-def check_training(first: Ended, second: Ended, parameters: dict[str, Any], *, synthetic: bool) -> None:
+@pytest.mark.parametrize(
+    ("task", "synthetic"),
+    [("epsilon_logistic_regression", True), pytest.param("digits_resnet", False, marks=pytest.mark.nightly)],
+)
+def test_a_classification_reaches_its_goal_on_two_ranks(
+    ranks: RankServer, tmp_path: Path, task: str, synthetic: bool
+) -> None:
+    first, second = run_tiny(ranks, task, tmp_path)
+    parameters = load_task(task).resolve("tiny")
     result = first.result
     check_times(result)
     assert result["outcome"] == "goal_reached"

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from mlbench_cli.tasks.catalog import load_task
-from tests import NIGHTLY
 from tests.contract.task_images.ranks import Ended, Parameters, RankServer
 from tests.contract.task_images.test_tiny_runs import check_times
 from tests.unit.task_images.cifar10_resnet20.cifar_files import binary_files, unpack
@@ -78,35 +77,6 @@ def test_tiny_reaches_its_goal(ranks: RankServer, tmp_path: Path, changes: Param
     assert 0 < throughput["least"] <= throughput["samples_per_second"] <= throughput["most"]
     assert 0 <= throughput["data_wait_share"] < 1
     assert ended[0].metric("val_global_Prec@5")[-1] >= ended[0].metric("val_global_Prec@1")[-1]
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("many", (2, 4) if NIGHTLY else (2,))
-def test_curves_do_not_depend_on_the_number_of_ranks(ranks: RankServer, tmp_path: Path, many: int) -> None:
-    """The same global batch on 1, 2 or 4 ranks is the same training, rounding apart: the same images in every step, cut
-    and mirrored alike, gradients weighted by images: the last step has 5 of them, unevenly shared.
-
-    With batch normalization it is not, by definition: every rank takes the statistics of its own part of the batch, as
-    the original and DDP do. So the model has group normalization here, and the other half of the test sees the
-    difference that batch normalization makes.
-    """
-    same: Parameters = {
-        "training_images": 69,
-        "validation_images": 41,
-        "epochs": 3,
-        "learning_rate": 0.01,
-        "scale_rate": False,
-    }
-    same |= {"schedule": "multistep", "milestones": [2], "warmup_epochs": 0, "goal_full": 100.0, "goal_light": 100.0}
-    curves: dict[tuple[str, int], list[float]] = {}
-    for norm, size in (("group", 1), ("group", many), ("batch", 1), ("batch", 2)):
-        changes = same | {"norm": norm, "batch_size": 32 // size}
-        result = finished_result(run(ranks, tmp_path / f"{norm}-{size}", size=size, **changes))
-        points = result["details"]["curve"]
-        curves[norm, size] = [point[name] for point in points for name in ("train_loss", "loss", "Prec@1", "Prec@5")]
-    assert curves["group", many] == pytest.approx(curves["group", 1], rel=1e-4)
-    assert curves["group", 1][-4] < curves["group", 1][0]
-    assert curves["batch", 2] != pytest.approx(curves["batch", 1], rel=1e-3)
 
 
 @pytest.mark.slow

@@ -66,21 +66,6 @@ def test_folders_are_trained_on_however_reduced(ranks: RankServer, tmp_path: Pat
     assert ddp["details"]["communication"]["messages"] > flat["details"]["communication"]["messages"]
 
 
-@pytest.mark.nightly
-def test_a_resumed_training_goes_on_as_if_nothing_had_happened(ranks: RankServer, tmp_path: Path) -> None:
-    whole = finished_result(run(ranks, tmp_path / "whole", **SMALL, epochs=4, warmup_epochs=2.5))
-    short = SMALL | {"epochs": 4, "warmup_epochs": 2.5, "checkpoint_every": 1}
-    finished_result(run(ranks, tmp_path / "first", **short | {"budget_seconds": 1e-6}))
-    [written] = (tmp_path / "first" / "output-0" / "checkpoints").iterdir()
-    second = finished_result(run(ranks, tmp_path / "second", **SMALL, epochs=4, warmup_epochs=2.5, resume=str(written)))
-    # The budget ended the first run inside its first epoch, the rest of which comes first now.
-    assert losses(second)[1:] == losses(whole)[1:]
-    assert second["updates"] == whole["updates"]
-    for one in run(ranks, tmp_path / "other", **SMALL | {"width": 0.25}, epochs=4, resume=str(written)):
-        assert one.code == 64
-        assert "width = 0.125, this run has 0.25" in one.stderr
-
-
 def test_fake_data_measure_throughput_and_nothing_else(ranks: RankServer, tmp_path: Path) -> None:
     small: Parameters = {
         "model": "resnet18",
