@@ -26,11 +26,6 @@ def world(azure_world: World) -> World:
     return azure_world
 
 
-@pytest.fixture
-def mlbench(world: World, command: Callable[..., Any]) -> Callable[..., Any]:
-    return command
-
-
 def make_cluster(nodes: int = 2, options: AksOptions | None = None) -> Cluster:
     described = AksProvider().new_cluster(f"rel-{nodes}", nodes, options or AksOptions(gpu_type="t4"))
     details = {**described.details, "owner": "tester", "expires": 4102444800}
@@ -51,8 +46,8 @@ def cluster_in(world: World) -> Any:
 # --- the way it is meant to go --------------------------------------------------------------------------------------
 
 
-def test_from_create_to_delete_all_lies_in_one_group_that_goes(mlbench: Any, world: World) -> None:
-    done = mlbench(*CREATE, "--ttl", "2h", "-o", "json")
+def test_from_create_to_delete_all_lies_in_one_group_that_goes(command: Any, world: World) -> None:
+    done = command(*CREATE, "--ttl", "2h", "-o", "json")
     assert done.code == 0, done.err
     found = done.json["cluster"]
     assert (found["account"], found["location"]) == (SUBSCRIPTION, "eastus")
@@ -67,25 +62,25 @@ def test_from_create_to_delete_all_lies_in_one_group_that_goes(mlbench: Any, wor
     system, workers = cluster_in(world)["properties"]["agentPoolProfiles"]
     assert (system["mode"], system["count"], workers["mode"], workers["count"]) == ("System", 2, "User", 2)
     assert workers["vmSize"] == "Standard_D4s_v5"
-    assert mlbench(*DELETE).code == 0
+    assert command(*DELETE).code == 0
     assert (world.groups, world.clusters, world.others) == ({}, {}, {})
     assert [cluster.name for cluster in Store().clusters()] == ["local"]
-    kept = mlbench("status", "--cluster", "rel-2", "-o", "json").json["resources"]
+    kept = command("status", "--cluster", "rel-2", "-o", "json").json["resources"]
     assert {item["state"] for item in kept} == {"gone"}  # also of those that went with the group
 
 
-def test_one_name_in_two_regions_is_two_clusters(mlbench: Any, world: World) -> None:
+def test_one_name_in_two_regions_is_two_clusters(command: Any, world: World) -> None:
     for region in ("eastus", "westeurope"):
         words = ["create-cluster", "aks", "0", "twin", "--region", region, "--yes"]
         if region != "eastus":  # the data folder of another machine
             Store().forget_cluster(Store().cluster("twin-0"))
-        assert mlbench(*words).code == 0
-    done = mlbench("delete-cluster", "aks", "twin-0", "--yes")
+        assert command(*words).code == 0
+    done = command("delete-cluster", "aks", "twin-0", "--yes")
     assert done.code == 2
     assert f"mlbench delete-cluster aks twin-0 --subscription {SUBSCRIPTION} --region westeurope" in done.err
-    assert mlbench("delete-cluster", "aks", "twin-0", "--region", "westeurope", "--yes").code == 0
+    assert command("delete-cluster", "aks", "twin-0", "--region", "westeurope", "--yes").code == 0
     assert [group["location"] for group in world.groups.values()] == ["eastus", "eastus"]
-    assert mlbench("delete-cluster", "aks", "twin-0", "--yes").code == 0
+    assert command("delete-cluster", "aks", "twin-0", "--yes").code == 0
     assert world.groups == {}
 
 
@@ -98,10 +93,10 @@ def test_a_cluster_with_other_machines_is_refused(world: World, tmp_path: Path) 
         create(make_cluster(options=AksOptions()), tmp_path / "home")
 
 
-def test_a_group_without_its_cluster_is_collected_when_it_is_not_new(mlbench: Any, world: World) -> None:
+def test_a_group_without_its_cluster_is_collected_when_it_is_not_new(command: Any, world: World) -> None:
     tags = {CLUSTER_TAG: "half-1", "mlbench-owner": "tester", "mlbench-created": "1000000000"}
     world.put_group("mlbench-half-1-eastus", {"location": "eastus", "tags": tags})
-    done = mlbench("gc", "aks", "--everybody", "--yes")
+    done = command("gc", "aks", "--everybody", "--yes")
     assert (done.code, "partly created" in done.out) == (0, True)
     assert world.groups == {}
 
@@ -145,16 +140,16 @@ def test_a_group_without_its_cluster_is_collected_when_it_is_not_new(mlbench: An
     ],
 )
 def test_what_cannot_work_is_refused_before_anything_is_created(
-    mlbench: Any, world: World, words: list[str], says: str
+    command: Any, world: World, words: list[str], says: str
 ) -> None:
-    done = mlbench(*CREATE, *words)
+    done = command(*CREATE, *words)
     assert done.code == 2, done.err
     assert says in done.err
     assert not any(line.startswith("PUT") for line in world.log)
 
 
 def test_without_credentials_the_plan_is_shown_all_the_same(
-    mlbench: Any, world: World, monkeypatch: pytest.MonkeyPatch
+    command: Any, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from tests.contract.providers.conftest import forget_azure_credentials
 
@@ -162,9 +157,9 @@ def test_without_credentials_the_plan_is_shown_all_the_same(
         monkeypatch.delenv(name)
     monkeypatch.setenv("AZURE_TOKEN_CREDENTIALS", "EnvironmentCredential")  # no question to a machine's own endpoint
     forget_azure_credentials()
-    refused = mlbench(*CREATE)
+    refused = command(*CREATE)
     assert (refused.code, "az login" in refused.err) == (3, True)
-    done = mlbench(*CREATE, "--dry-run", "-o", "json")
+    done = command(*CREATE, "--dry-run", "-o", "json")
     assert done.code == 0, done.err
     assert "Not checked" in done.json["plan"]["warnings"][0]
     assert done.json["plan"]["price_per_hour"] == pytest.approx(0.714, abs=0.001)
@@ -186,15 +181,15 @@ def remove_from_nothing(home: Path) -> None:
         down(cluster, AksProvider().resources(cluster), Store(home), patience=1.0)
 
 
-def test_where_local_accounts_are_forbidden_members_of_a_group_log_in(mlbench: Any, world: World) -> None:
+def test_where_local_accounts_are_forbidden_members_of_a_group_log_in(command: Any, world: World) -> None:
     world.wants_entra = True
-    refused = mlbench(*CREATE)
+    refused = command(*CREATE)
     assert refused.code == 2
     assert "disable local accounts with --aad GROUP" in refused.err
-    assert mlbench(*CREATE, "--aad", "my group").code == 2
+    assert command(*CREATE, "--aad", "my group").code == 2
     group = "11111111-2222-3333-4444-555555555555"
-    done = mlbench(*CREATE, "--aad", group, "--ttl", "2h")  # whose hold on the workers needs the Kubernetes API
+    done = command(*CREATE, "--aad", group, "--ttl", "2h")  # whose hold on the workers needs the Kubernetes API
     assert done.code == 0, done.err
     assert cluster_in(world)["properties"]["aadProfile"]["adminGroupObjectIDs"] == [group]
-    assert mlbench(*DELETE).code == 0
+    assert command(*DELETE).code == 0
     assert world.groups == {}

@@ -3,7 +3,6 @@
 import re
 import sys
 import typing
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,19 +28,14 @@ def world(azure_world: World) -> World:
     return azure_world
 
 
-@pytest.fixture
-def mlbench(world: World, command: Callable[..., Any]) -> Callable[..., Any]:
-    return command
-
-
 # --- the end --------------------------------------------------------------------------------------------------------
 
 
 def test_the_workers_end_without_any_right_to_give_rights(
-    mlbench: Any, azure_double: AzureDouble, world: World
+    command: Any, azure_double: AzureDouble, world: World
 ) -> None:
     world.denied = {"Microsoft.Authorization/roleAssignments/write"}
-    done = mlbench(*CREATE, "--ttl", "1h")
+    done = command(*CREATE, "--ttl", "1h")
     assert done.code == 0, done.err
     assert "the autoscaler removes workers" in done.err
     end = ClusterDetails.of(Store().cluster("rel-2")).expires or 0
@@ -52,19 +46,19 @@ def test_the_workers_end_without_any_right_to_give_rights(
         return next(int(pool["count"]) for pool in world.pools() if pool["name"] == "workers")
 
     assert machines(end - 60) == 2
-    assert mlbench(*CREATE, "--ttl", "3h").code == 0
+    assert command(*CREATE, "--ttl", "3h").code == 0
     later = ClusterDetails.of(Store().cluster("rel-2")).expires or 0
     assert later > end
     assert (machines(later - 30), machines(later + 90)) == (2, 0)
-    assert mlbench(*DELETE).code == 0
+    assert command(*DELETE).code == 0
     assert world.groups == {}
 
 
 def test_workers_end_although_their_creation_failed_and_nobody_came_back(
-    mlbench: Any, azure_double: AzureDouble, world: World
+    command: Any, azure_double: AzureDouble, world: World
 ) -> None:
     world.failing, world.lacking = {"agentPools": "stockout"}, 1
-    assert mlbench(*CREATE, "--ttl", "1h").code == 5
+    assert command(*CREATE, "--ttl", "1h").code == 5
     end = int(world.groups[GROUP]["tags"]["mlbench-expires"])
     jobs = [item for (kind, _, _), item in azure_double.kube.objects.items() if kind == "jobs"]
     for moment, machines in ((end - 60, 2), (end + 60, 0)):
@@ -79,10 +73,10 @@ def checks_of(done: Any) -> Message:
     return {item["what"]: item for item in done.json["checks"]}
 
 
-def test_doctor_shows_what_a_subscription_has(mlbench: Any, world: World) -> None:
+def test_doctor_shows_what_a_subscription_has(command: Any, world: World) -> None:
     world.refused_sizes = {"Standard_ND96isr_H100_v5"}
     world.taken = {"standard ncasv3_t4 family": 1000}
-    done = mlbench("doctor", "aks", "-o", "json")
+    done = command("doctor", "aks", "-o", "json")
     checks = checks_of(done)
     assert SUBSCRIPTION in checks["aks credentials"]["found"]
     assert checks["aks Kubernetes"]["found"] == "1.36, 1.35 in eastus"
@@ -95,10 +89,10 @@ def test_doctor_shows_what_a_subscription_has(mlbench: Any, world: World) -> Non
     assert all(line.startswith("GET") for line in world.log)
 
 
-def test_doctor_names_what_is_missing_with_the_next_command(mlbench: Any, world: World) -> None:
+def test_doctor_names_what_is_missing_with_the_next_command(command: Any, world: World) -> None:
     world.unregistered = {"Microsoft.ContainerService"}
     world.denied = {"Microsoft.Authorization/roleAssignments/write"}
-    checks = checks_of(mlbench("doctor", "aks", "-o", "json"))
+    checks = checks_of(command("doctor", "aks", "-o", "json"))
     assert (
         "az provider register --namespace Microsoft.ContainerService"
         in checks["aks API Microsoft.ContainerService"]["hint"]
@@ -108,18 +102,18 @@ def test_doctor_names_what_is_missing_with_the_next_command(mlbench: Any, world:
     from tests.contract.providers.conftest import forget_azure_credentials
 
     forget_azure_credentials()
-    done = mlbench("doctor", "aks", "-o", "json")
+    done = command("doctor", "aks", "-o", "json")
     assert (done.code, checks_of(done)["aks credentials"]["state"]) == (3, "failed")
 
 
 def test_an_endpoint_that_does_not_answer_is_told_within_the_deadline(
-    mlbench: Any, world: World, monkeypatch: pytest.MonkeyPatch
+    command: Any, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert mlbench("list-clusters").code == 0
+    assert command("list-clusters").code == 0
     monkeypatch.setenv("MLBENCH_AZURE_ENDPOINT", "https://127.0.0.1:9")
     monkeypatch.setenv("AZURE_SUBSCRIPTION_ID", SUBSCRIPTION)
     monkeypatch.setenv("MLBENCH_CALL_SECONDS", "2")
-    done = mlbench(*CREATE)
+    done = command(*CREATE)
     assert (done.code, "Azure cannot be reached" in done.err) == (10, True)
 
 
@@ -136,13 +130,13 @@ COMMANDS = (
 
 @pytest.mark.slow
 def test_every_request_of_every_command_is_allowed_by_the_printed_role(
-    mlbench: Any, world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    command: Any, world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     for number, words in enumerate(COMMANDS):
         if "--all" in words:  # clusters that this machine does not know
             monkeypatch.setenv("MLBENCH_HOME", str(tmp_path / f"elsewhere{number}"))
         world.actions.clear()
-        done = mlbench(*words)
+        done = command(*words)
         assert done.code == 0, (words, done.err)
         assert world.actions, words
         assert sorted(world.actions - ALLOWED) == [], words
@@ -161,33 +155,33 @@ def foreign_network(world: World) -> None:
 
 
 @pytest.mark.usefixtures("foreign_network")
-def test_a_cluster_in_a_subnet_has_a_role_there_as_long_as_it_exists(mlbench: Any, world: World) -> None:
-    done = mlbench(*CREATE, "--ttl", "none", "--subnet", SUBNET)
+def test_a_cluster_in_a_subnet_has_a_role_there_as_long_as_it_exists(command: Any, world: World) -> None:
+    done = command(*CREATE, "--ttl", "none", "--subnet", SUBNET)
     assert done.code == 0, done.err
     assert sorted(world.actions - ALLOWED) == []
     assert [path for path in world.others if path.startswith(f"{SUBNET.lower()}/providers/")]
     (made,) = world.clusters.values()
     assert made["properties"]["networkProfile"]["serviceCidr"] == "172.16.0.0/16"  # AKS' own is in the network
     world.actions.clear()
-    done = mlbench(*DELETE)
+    done = command(*DELETE)
     assert done.code == 0, done.err
     assert sorted(world.actions - ALLOWED) == []
     assert (list(world.groups), world.others) == (["net"], {})
 
 
 @pytest.mark.usefixtures("foreign_network")
-def test_who_may_not_give_a_role_on_the_subnet_is_told_before_a_cluster_costs_money(mlbench: Any, world: World) -> None:
+def test_who_may_not_give_a_role_on_the_subnet_is_told_before_a_cluster_costs_money(command: Any, world: World) -> None:
     world.denied = {"Microsoft.Authorization/roleAssignments/write"}
-    done = mlbench(*CREATE, "--ttl", "none", "--subnet", SUBNET)
+    done = command(*CREATE, "--ttl", "none", "--subnet", SUBNET)
     assert (done.code, "the role Network Contributor on the subnet" in done.err) == (3, True)
     assert world.clusters == {}
-    assert mlbench(*DELETE).code == 0
+    assert command(*DELETE).code == 0
     assert list(world.groups) == ["net"]
 
 
 @pytest.mark.usefixtures("foreign_network")
-def test_a_network_that_is_not_there_is_named_before_anything_is_made(mlbench: Any, world: World) -> None:
-    done = mlbench(*CREATE, "--subnet", SUBNET.replace("/n/", "/m/"))
+def test_a_network_that_is_not_there_is_named_before_anything_is_made(command: Any, world: World) -> None:
+    done = command(*CREATE, "--subnet", SUBNET.replace("/n/", "/m/"))
     assert (done.code, "az network vnet list" in done.err) == (2, True), done.err
     assert list(world.groups) == ["net"]
 
@@ -195,17 +189,17 @@ def test_a_network_that_is_not_there_is_named_before_anything_is_made(mlbench: A
 # --- deletion -------------------------------------------------------------------------------------------------------
 
 
-def test_a_lock_that_keeps_the_cluster_is_told_with_the_commands(mlbench: Any, world: World) -> None:
-    assert mlbench(*CREATE, "--ttl", "none").code == 0
+def test_a_lock_that_keeps_the_cluster_is_told_with_the_commands(command: Any, world: World) -> None:
+    assert command(*CREATE, "--ttl", "none").code == 0
     world.locked = True
-    done = mlbench(*DELETE)
+    done = command(*DELETE)
     assert (done.code, "cannot perform delete operation" in done.err) == (8, True), done.err
     assert f"az group delete --name {GROUP} --subscription {SUBSCRIPTION}" in done.err
     advice = done.err.rpartition("Next:")[2]
     assert "az lock list" in advice
     assert "mlbench delete-cluster aks rel-2" in advice
     world.locked = False
-    assert mlbench(*DELETE).code == 0
+    assert command(*DELETE).code == 0
     assert world.groups == {}
 
 
@@ -214,9 +208,9 @@ def test_a_lock_that_keeps_the_cluster_is_told_with_the_commands(mlbench: Any, w
 
 @pytest.mark.slow
 def test_a_registry_comes_with_its_cluster_is_filled_used_by_digest_and_goes(
-    mlbench: Any, world: World, registry: FakeRegistry, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    command: Any, world: World, registry: FakeRegistry, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    result = mlbench(*CREATE, "--registry", "auto", "--spot", "--ttl", "2h", "-o", "json")
+    result = command(*CREATE, "--registry", "auto", "--spot", "--ttl", "2h", "-o", "json")
     assert result.code == 0, result.err
     prefix = result.json["cluster"]["details"]["registry"]
     assert re.fullmatch("mlbench" r"[0-9a-f]{20}\.azurecr\.io/mlbench", prefix)
@@ -225,24 +219,24 @@ def test_a_registry_comes_with_its_cluster_is_filled_used_by_digest_and_goes(
     assert "kubelet-of-rel-2" in roles
     registry.world.users = {"00000000-0000-0000-0000-000000000000": f"of-{prefix.partition('/')[0]}"}
     monkeypatch.setenv("PATH", str(FakeDocker(tmp_path / "programs").folder))
-    pushed = mlbench("images", "push", "allreduce")
+    pushed = command("images", "push", "allreduce")
     assert pushed.code == 0, pushed.err
     (digest,) = {found[__version__] for found in registry.world.manifests.values() if __version__ in found}
-    dry = mlbench("run", "x", "2", "--task", "allreduce", "--dry-run", "-o", "json")
+    dry = command("run", "x", "2", "--task", "allreduce", "--dry-run", "-o", "json")
     assert f"{prefix}/allreduce@{digest}" in dry.out
     # Its workers come onto the pool's machines, which AKS taints.
     assert "mlbench-role" in dry.out
     assert "kubernetes.azure.com/scalesetpriority" in dry.out
     # From another machine, which knows it by its tags only.
     monkeypatch.setenv("MLBENCH_HOME", str(tmp_path / "elsewhere"))
-    deleted = mlbench(*DELETE)
+    deleted = command(*DELETE)
     assert deleted.code == 0, deleted.err
     assert (world.groups, world.clusters, world.others) == ({}, {}, {})
 
 
-def test_a_registry_is_kept_on_request_with_what_deletes_it(mlbench: Any, world: World, registry: FakeRegistry) -> None:
-    assert mlbench(*CREATE, "--registry", "auto").code == 0
-    deleted = mlbench(*DELETE, "--keep-images")
+def test_a_registry_is_kept_on_request_with_what_deletes_it(command: Any, world: World, registry: FakeRegistry) -> None:
+    assert command(*CREATE, "--registry", "auto").code == 0
+    deleted = command(*DELETE, "--keep-images")
     assert deleted.code == 0, deleted.err
     assert f"az group delete --name {GROUP}-images" in deleted.err
     assert set(world.groups) == {f"{GROUP}-images"}
@@ -250,23 +244,23 @@ def test_a_registry_is_kept_on_request_with_what_deletes_it(mlbench: Any, world:
 
 
 def test_any_machine_finds_the_registry_that_an_ended_cluster_has_left(
-    mlbench: Any, world: World, registry: FakeRegistry, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    command: Any, world: World, registry: FakeRegistry, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    assert mlbench(*CREATE, "--registry", "auto", "--ttl", "1h").code == 0
+    assert command(*CREATE, "--registry", "auto", "--ttl", "1h").code == 0
     left = world.groups[f"{GROUP}-images"]
     world.groups.clear()  # the clock in the cluster has deleted its group
     world.groups[f"{GROUP}-images"] = left
     left["tags"]["mlbench-expires"] = "1"
     monkeypatch.setenv("MLBENCH_HOME", str(tmp_path / "elsewhere"))  # CI's next runner
     assert [cluster.name for cluster in AksProvider().discover({})] == ["rel-2"]
-    result = mlbench("gc", "aks", "--expired", "--everybody", "--yes")
+    result = command("gc", "aks", "--expired", "--everybody", "--yes")
     assert result.code == 0, result.err
     assert world.groups == {}
 
 
-def test_who_may_not_assign_roles_is_told_that_machines_could_not_pull(mlbench: Any, world: World) -> None:
+def test_who_may_not_assign_roles_is_told_that_machines_could_not_pull(command: Any, world: World) -> None:
     world.denied = {"Microsoft.Authorization/roleAssignments/write"}
-    done = mlbench(*CREATE, "--registry", "auto", "--ttl", "none")
+    done = command(*CREATE, "--registry", "auto", "--ttl", "none")
     assert (done.code, "--registry PREFIX" in done.err) == (3, True)
     assert world.groups == {}
 
@@ -274,8 +268,8 @@ def test_who_may_not_assign_roles_is_told_that_machines_could_not_pull(mlbench: 
 # --- prices ---------------------------------------------------------------------------------------------------------
 
 
-def test_what_has_no_price_is_named(mlbench: Any) -> None:
-    done = mlbench(*CREATE, "--gpu-type", "h200", "--slow-network-ok", "--dry-run", "-o", "json")
+def test_what_has_no_price_is_named(command: Any, world: World) -> None:
+    done = command(*CREATE, "--gpu-type", "h200", "--slow-network-ok", "--dry-run", "-o", "json")
     assert done.code == 0, done.err
     assert done.json["plan"]["price_per_hour"] is None
     unknown = [line["what"] for line in done.json["plan"]["lines"] if line["price_per_hour"] is None]

@@ -28,11 +28,6 @@ def world(gke_world: World) -> World:
     return gke_world
 
 
-@pytest.fixture
-def mlbench(world: World, command: Callable[..., Any]) -> Callable[..., Any]:
-    return command
-
-
 def _cluster(nodes: int = 2, options: GkeOptions = L4) -> Cluster:
     described = GkeProvider().new_cluster(f"rel-{nodes}", nodes, options)
     details = {**described.details, "owner": "tester", "expires": 4102444800}
@@ -65,8 +60,8 @@ def _remove(clusters: Iterable[Cluster], home: Path) -> None:
 # --- the way it is meant to go --------------------------------------------------------------------------------------
 
 
-def test_from_create_to_delete(mlbench: Any, world: World) -> None:
-    done = mlbench(*CREATE, "--ttl", "2h", "-o", "json")
+def test_from_create_to_delete(command: Any, world: World) -> None:
+    done = command(*CREATE, "--ttl", "2h", "-o", "json")
     assert done.code == 0, done.err
     details = done.json["cluster"]["details"]
     assert (details["project"], details["location"], details["gpus_per_node"]) == (PROJECT, "europe-west1-b", 1)
@@ -82,34 +77,34 @@ def test_from_create_to_delete(mlbench: Any, world: World) -> None:
     assert workers.config.accelerators[0].gpu_driver_installation_config.gpu_driver_version.name == "LATEST"
     assert dict(workers.config.resource_labels) == dict(made.resource_labels)
     assert made.control_plane_endpoints_config.dns_endpoint_config.allow_external_traffic
-    assert mlbench(*DELETE).code == 0
+    assert command(*DELETE).code == 0
     assert world.clusters == {}
     assert [cluster.name for cluster in Store().clusters()] == ["local"]
-    kept = mlbench("status", "--cluster", "rel-2", "-o", "json").json["resources"]
+    kept = command("status", "--cluster", "rel-2", "-o", "json").json["resources"]
     assert {item["state"] for item in kept} == {"gone"}  # also of those that went with the cluster
     assert [item["kind"] for item in kept if item["removal"]] == ["GKE cluster"]
 
 
-def test_without_a_terminal_it_asks_for_yes_and_a_paid_cluster_has_an_end(mlbench: Any, world: World) -> None:
-    done = mlbench(*CREATE[:-1])
+def test_without_a_terminal_it_asks_for_yes_and_a_paid_cluster_has_an_end(command: Any, world: World) -> None:
+    done = command(*CREATE[:-1])
     assert done.code == 2
     assert "--yes" in done.err
     assert world.clusters == {}
-    mlbench(*CREATE)
+    command(*CREATE)
     assert "expires" in Store().cluster("rel-2").details
-    assert mlbench(*DELETE, "--project", PROJECT, "--zone", "europe-west1-b").code == 0
-    mlbench(*CREATE, "--ttl", "none")
+    assert command(*DELETE, "--project", PROJECT, "--zone", "europe-west1-b").code == 0
+    command(*CREATE, "--ttl", "none")
     assert "expires" not in Store().cluster("rel-2").details
 
 
-def test_a_regional_cluster_with_workers_in_two_zones(mlbench: Any, world: World) -> None:
+def test_a_regional_cluster_with_workers_in_two_zones(command: Any, world: World) -> None:
     zones = ["--worker-zone", "europe-west1-b", "--worker-zone", "europe-west1-d"]
     words = ["create-cluster", "gke", "4", "wide", "--region", "europe-west1", *zones]
-    planned = mlbench(*words, "--dry-run", "-o", "json").json
+    planned = command(*words, "--dry-run", "-o", "json").json
     assert planned["plan"]["location"] == "europe-west1-b, europe-west1-d of project demo-project"
     assert [line["count"] for line in planned["plan"]["lines"]] == [1, 2, 4, 500, 6]
     assert "several zones" in planned["plan"]["warnings"][0]
-    done = mlbench(*words, "--yes", "-o", "json")
+    done = command(*words, "--yes", "-o", "json")
     assert done.code == 0, done.err
     assert done.json["cluster"]["details"]["location"] == "europe-west1"
     system, workers = world.find_cluster("wide-4").node_pools
@@ -117,18 +112,18 @@ def test_a_regional_cluster_with_workers_in_two_zones(mlbench: Any, world: World
     assert list(workers.locations) == ["europe-west1-b", "europe-west1-d"]
     [found] = GkeProvider().discover({})
     assert found.details["options"]["region"] == "europe-west1"
-    assert mlbench("delete-cluster", "gke", "wide-4", "--yes").code == 0
+    assert command("delete-cluster", "gke", "wide-4", "--yes").code == 0
     assert world.clusters == {}
 
 
-def test_a_region_finds_a_zone_for_the_workers_itself(mlbench: Any, world: World) -> None:
-    done = mlbench(
+def test_a_region_finds_a_zone_for_the_workers_itself(command: Any, world: World) -> None:
+    done = command(
         "create-cluster", "gke", "2", "far", "--region", "europe-west1", "--gpu-type", "l4", "--spot", "--yes"
     )
     assert done.code == 0, done.err
     cluster = world.find_cluster("far-2")
     assert list(cluster.locations) == list(cluster.node_pools[1].locations) == ["europe-west1-b"]
-    done = mlbench("create-cluster", "gke", "2", "no", "--region", "europe-west1", "-t", "n9-standard-4", "--yes")
+    done = command("create-cluster", "gke", "2", "no", "--region", "europe-west1", "-t", "n9-standard-4", "--yes")
     assert (done.code, "No zone of europe-west1 has n9-standard-4" in done.err) == (2, True)
     assert "no-2" not in {cluster.name for cluster in world.clusters.values()}
 
@@ -181,24 +176,24 @@ def test_a_cluster_that_is_being_changed_is_waited_for(google: Google, world: Wo
 # --- no capacity ----------------------------------------------------------------------------------------------------
 
 
-def test_a_stock_out_leaves_a_healthy_cluster_to_try_again_on(mlbench: Any, world: World) -> None:
+def test_a_stock_out_leaves_a_healthy_cluster_to_try_again_on(command: Any, world: World) -> None:
     world.failing = {"CreateNodePool": "stockout"}
-    done = mlbench(*CREATE)
+    done = command(*CREATE)
     assert done.code == 5
     assert "--zones a,b,c" in done.err
     assert "GKE cluster rel-2 (ready)" in done.err
     assert "mlbench delete-cluster gke rel-2" in done.err
     assert Store().cluster("rel-2").state == "failed"
     world.failing = {}
-    assert mlbench(*CREATE, "--worker-zone", "europe-west1-c").code == 2  # a zone that the double does not know
-    done = mlbench(*CREATE)
+    assert command(*CREATE, "--worker-zone", "europe-west1-c").code == 2  # a zone that the double does not know
+    done = command(*CREATE)
     assert done.code == 0
     assert "has to be recreated: GCE_STOCKOUT" in done.err
 
 
-def test_a_quota_is_told_apart_from_a_stock_out(mlbench: Any, world: World) -> None:
+def test_a_quota_is_told_apart_from_a_stock_out(command: Any, world: World) -> None:
     world.failing = {"CreateNodePool": "quota"}
-    done = mlbench(*CREATE, "-o", "json")
+    done = command(*CREATE, "-o", "json")
     assert done.code == 5
     assert done.json["error"]["details"]["reason"] == "quota"
     assert "iam-admin/quotas?project=demo-project" in done.json["error"]["hint"]
@@ -222,23 +217,23 @@ def test_a_cluster_with_other_machines_is_refused(world: World, tmp_path: Path) 
         _make(_cluster(options=GkeOptions()), tmp_path / "home")
 
 
-def test_a_zone_that_does_not_answer_is_not_taken_for_empty(mlbench: Any, world: World) -> None:
+def test_a_zone_that_does_not_answer_is_not_taken_for_empty(command: Any, world: World) -> None:
     world.missing_zones = ["us-east1-b"]
-    done = mlbench("gc", "gke", "--all", "--yes")
+    done = command("gc", "gke", "--all", "--yes")
     assert (done.code, "us-east1-b" in done.err) == (8, True)
 
 
-def test_clusters_of_zones_that_answer_are_listed_and_deleted(mlbench: Any, world: World, tmp_path: Path) -> None:
+def test_clusters_of_zones_that_answer_are_listed_and_deleted(command: Any, world: World, tmp_path: Path) -> None:
     _make(_cluster(), tmp_path / "home")
     world.missing_zones = ["us-east1-b"]
-    listed = mlbench("list-clusters", "--cloud")
+    listed = command("list-clusters", "--cloud")
     assert "rel-2" in listed.out
     assert "gke was not searched as a whole" in listed.err
     assert "us-east1-b" in listed.err
-    missing = mlbench("delete-cluster", "gke", "other-2", "--yes")  # it may be in the zone that is silent
+    missing = command("delete-cluster", "gke", "other-2", "--yes")  # it may be in the zone that is silent
     assert (missing.code, 'It is not known whether there is a cluster "other-2"' in missing.err) == (10, True)
     assert "--zone ZONE" in missing.err.partition("\nNext: ")[2]
-    done = mlbench("gc", "gke", "--all", "--everybody", "--yes")
+    done = command("gc", "gke", "--all", "--everybody", "--yes")
     assert (done.code, world.clusters) == (8, {})
 
 
@@ -271,9 +266,9 @@ def test_clusters_of_zones_that_answer_are_listed_and_deleted(mlbench: Any, worl
     ],
 )
 def test_what_cannot_work_is_refused_before_anything_is_made(
-    mlbench: Any, world: World, words: list[str], says: str
+    command: Any, world: World, words: list[str], says: str
 ) -> None:
-    done = mlbench("create-cluster", "gke", "2", "rel", "--yes", *words)
+    done = command("create-cluster", "gke", "2", "rel", "--yes", *words)
     assert done.code == 2, done.err
     assert says in done.err
     assert not any(line.startswith("Create") for line in world.log)
