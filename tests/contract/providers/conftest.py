@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from mlbench_cli.app import run
+from mlbench_cli.errors import MlbenchError
 from providers.aks import api as aks_api
 from providers.gke import api
 from tests.contract.providers.eks_world import become_for_a_test, forget
@@ -104,6 +105,15 @@ def gke_world(google: Google, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     _forget_credentials()
     yield google.reset()
     _forget_credentials()  # or the next test of another provider would still be logged in
+
+
+def error_of(work: Callable[[], object]) -> MlbenchError | None:
+    """The error in which it ends."""
+    try:
+        work()
+    except MlbenchError as error:
+        return error
+    return None
 
 
 def become_client(environment: Mapping[str, str], account: str, folder: Path, patch: pytest.MonkeyPatch) -> None:

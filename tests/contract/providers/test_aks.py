@@ -1,12 +1,11 @@
 """AKS through Azure's own client on a server that speaks ARM: nothing leaks, whatever goes wrong when."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mlbench_cli.errors import MlbenchError, UsageError
+from mlbench_cli.errors import UsageError
 from mlbench_cli.model.run import Cluster
 from mlbench_cli.storage.store import Store
 from providers.aks.options import AksOptions
@@ -164,14 +163,6 @@ def test_without_credentials_the_plan_is_shown_all_the_same(
     assert "Not checked" in done.json["plan"]["warnings"][0]
     assert done.json["plan"]["price_per_hour"] == pytest.approx(0.714, abs=0.001)
     assert world.log == []
-
-
-def error_of(work: Callable[[], object]) -> MlbenchError | None:
-    try:
-        work()
-    except MlbenchError as error:
-        return error
-    return None
 
 
 def remove_from_nothing(home: Path) -> None:

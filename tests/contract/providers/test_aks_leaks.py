@@ -10,7 +10,8 @@ import pytest
 from mlbench_cli.errors import CredentialError
 from providers.aks.options import AksOptions
 from tests import NIGHTLY
-from tests.contract.providers.test_aks import create, error_of, make_cluster, remove_from_nothing
+from tests.contract.providers.conftest import error_of
+from tests.contract.providers.test_aks import create, make_cluster, remove_from_nothing
 from tests.contract.providers.test_kills import list_changes
 from tests.fakes.azure_arm import World
 from tests.fakes.azure_web import AzureDouble

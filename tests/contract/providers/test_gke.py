@@ -1,13 +1,13 @@
 """GKE through the unmodified SDK on servers that speak Google's protocols: nothing leaks, whatever goes wrong when."""
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mlbench_cli.errors import CapacityError, CredentialError, MlbenchError, UsageError
+from mlbench_cli.errors import CapacityError, CredentialError, UsageError
 from mlbench_cli.model.run import Cluster
 from mlbench_cli.storage.store import Store
 from providers.base import CLUSTER_TAG
@@ -15,6 +15,7 @@ from providers.gke.options import GkeOptions
 from providers.gke.provider import GkeProvider
 from providers.lifecycle import down, up
 from tests import NIGHTLY
+from tests.contract.providers.conftest import error_of
 from tests.fakes.gke import Google, World
 from tests.fakes.gke_facts import PROJECT
 
@@ -37,14 +38,6 @@ def _cluster(nodes: int = 2, options: GkeOptions = L4) -> Cluster:
 def _make(cluster: Cluster, home: Path, patience: float = 1.0) -> Cluster:
     home.mkdir(exist_ok=True)
     return up(cluster, GkeProvider().resources(cluster), Store(home), patience=patience)
-
-
-def _error_of(work: Callable[[], object]) -> MlbenchError | None:
-    try:
-        work()
-    except MlbenchError as error:
-        return error
-    return None
 
 
 def _remove_from_nothing(home: Path) -> None:
@@ -145,7 +138,7 @@ def test_an_error_at_any_request_leaks_nothing(
     _make(_cluster(), tmp_path / "calm")
     for number in range([*PASSING, *LASTING].index(trouble) % stride, len(world.log), stride):
         world = google.reset(trouble={number: trouble})
-        error = _error_of(functools.partial(_make, _cluster(), tmp_path / f"home-{number}"))
+        error = error_of(functools.partial(_make, _cluster(), tmp_path / f"home-{number}"))
         # Who may not change the project's policy gets a cluster all the same; by REST, 429 is about the rate only.
         if trouble in PASSING or world.log[number].startswith("Policy"):
             assert error is None
