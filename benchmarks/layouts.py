@@ -14,15 +14,16 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.contract.task_images.gpt_pretraining.test_layouts import (
-    BF16,
     EQUAL,
-    EQUAL_BF16,
     LAYOUTS,
     curve_of,
     measure_difference,
     train,
 )
 from tests.contract.task_images.ranks import RankServer
+
+BF16 = {"method": "fsdp2", "precision": "bf16"}
+EQUAL_BF16 = 5e-3
 
 
 def main() -> int:

@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 import traceback
+from collections.abc import Callable
 from typing import Any, TextIO
 
 # Everything heavy that tasks import, and their own modules; torch's optimizers import torch._dynamo when first used.
@@ -31,13 +32,17 @@ import task_images.imagenet_resnet.task
 import task_images.wmt17_transformer.task  # noqa: F401
 
 
-def fork_rank(module: str, environment: dict[str, str], outputs: list[str]) -> int:
-    """The process id of `module` as a rank."""
+def fork_rank(
+    module: str, environment: dict[str, str], outputs: list[str], enter: Callable[[], None] | None = None
+) -> int:
+    """The process id of `module` as a rank; `enter` is called there first."""
     child = os.fork()
     if child:
         return child
     code = 1
     try:
+        if enter is not None:
+            enter()
         for descriptor, path in enumerate(outputs, 1):
             os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), descriptor)
         os.environ.clear()
