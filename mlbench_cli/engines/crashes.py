@@ -33,7 +33,11 @@ LACKING = (
     r"AttributeError: (?:module 'torch[\w.]*' has no attribute '(\w+)'|Unknown attribute (\w+))"
     r"|ImportError: cannot import name '(\w+)' from 'torch\b"
 )
-SMALL_WORLD = r"rank < size\. \d+ vs (\d+)"  # of gloo
+# Of gloo, of NCCL, and of torch's sampler, which names the last rank.
+SMALL_WORLD = (
+    r"rank < size\. \d+ vs (\d+)|Invalid rank requested ?: \d+/(\d+)"
+    r"|Invalid rank \d+, rank should be in the interval \[0, (\d+)\]"
+)
 # What torchrun and accelerate write once a rank has failed, and which it was.
 LAUNCHER = r"^(E\d{4} [^\n]*torch/distributed/elastic/|Traceback [^\n]*\n +File \"[^\n]*/bin/(torchrun|accelerate)\")"
 ROOT_CAUSE = r"(?s)Root Cause.*?\n\s*rank\s*: (\d+)"
@@ -139,7 +143,7 @@ def explain_small_world(who: str, text: str, evidence: Mapping[str, object]) -> 
     found = re.search(SMALL_WORLD, text)
     if found is None:
         return None
-    size = found[1]
+    size = found[1] or found[2] or str(int(found[3]) + 1)
     return Finding(
         "small_world",
         f"{who} joined a world of {size} rank{'' if size == '1' else 's'}: its program counts processes itself and "
