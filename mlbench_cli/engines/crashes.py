@@ -46,7 +46,9 @@ NOISE = (
     r"(\[rank\d+\]:)?[\s~^=-]*$|frame #|[EIW]\d{4} .*torch/distributed/elastic/"
     r"|.*(destroy_process_group\(\) was not called|has NOT been destroyed)"
 )
-PORT_IN_USE = r"Error: (?:[^\n]*port: (\d+),[^\n]*EADDRINUSE|\[Errno 98\] Address already in use)"
+PORT_IN_USE = (
+    r"Error: (?:[^\n]*(?:port: |bind to \S*:)(\d+)\b[^\n]*(?:EADDRINUSE|errno: 98)|\[Errno 98\] Address already in use)"
+)
 # What torch's rendezvous, gloo and mlbench's tasks print if a rank cannot connect: (host, port), host:port, or neither.
 # Connections that broke later are not among them: they follow from a rank that ended.
 _ADDRESS = r"[(\[]?([\w.:-]+?)[\])]?(?:, |:)(\d+)\)?"
@@ -113,7 +115,7 @@ def explain_gpu_fault(who: str, text: str, logs: str, evidence: Mapping[str, obj
     """The finding on a process whose `text` tells of a GPU, or of the links between GPUs, that is broken."""
     if not re.search(GPU_FAULT, text):
         return None
-    hint = f"Run it again on other nodes. {logs}"
+    hint = f"Run it again on other nodes; if it fails there, too, the program is to blame. {logs}"
     return Finding("gpu_fault", f"{who} had a GPU fault.", hint=hint, retryable=True, evidence=evidence)
 
 

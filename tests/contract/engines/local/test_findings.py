@@ -72,6 +72,7 @@ def test_a_gpu_without_room_is_named_with_what_was_used_and_what_it_has() -> Non
         ("AttributeError: Unknown attribute fp32_precision", "torch_lacks_something"),
         ("AttributeError: module 'torch.nn.utils' has no attribute 'get_total_norm'", "torch_lacks_something"),
         ("ModuleNotFoundError: No module named 'PIL'", "module_missing"),
+        ("RuntimeError: The server socket has failed to bind to [::]:29500 (errno: 98 - Address", "port_in_use"),
         ("NCCL WARN Invalid rank requested : 1/1", "small_world"),
         ("ValueError: Invalid rank 1, rank should be in the interval [0, 0]", "small_world"),
         ("ncclInternalError: Last error: Bootstrap : no socket interface found", "wrong_interface"),
