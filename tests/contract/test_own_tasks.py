@@ -69,6 +69,16 @@ def packages(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.fixture
+def mine(tmp_path: Path, packages: Path) -> Path:
+    """The same task in a folder that is no package."""
+    folder = tmp_path / "mine"
+    shutil.copytree(packages / "greetings" / "tasks", folder)
+    (folder / "__init__.py").unlink()
+    describe(folder)
+    return folder
+
+
 def describe(folder: Path) -> None:
     command = [sys.executable, "-m", "task_images.describe", str(folder)]
     assert "hello" in subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
@@ -115,18 +125,15 @@ def test_a_task_of_an_installed_package_is_listed_run_and_verified(tmp_path: Pat
     assert "cannot be compared" in mlbench(home, "verify", str(archive), code=9)
 
 
-def test_a_folder_of_tasks_is_named_by_option_or_variable(tmp_path: Path, packages: Path) -> None:
-    home, folder = tmp_path / "home", tmp_path / "mine"
-    shutil.copytree(packages / "greetings" / "tasks", folder)
-    (folder / "__init__.py").unlink()
-    describe(folder)
-    (folder / "hello" / "task.py").write_text(PROGRAM.replace("from greetings import WORD", "WORD = 'ciao '"))
-    assert "Says hello" in mlbench(home, "tasks", "--task-path", str(folder))
-    assert f"--task hello --task-path {folder}" in mlbench(home, "tasks", "hello", "--task-path", str(folder))
-    mlbench(home, "run", "own", "2", "--task", "hello", "--task-path", str(folder))
+def test_a_folder_of_tasks_is_named_by_option_or_variable(tmp_path: Path, mine: Path) -> None:
+    home = tmp_path / "home"
+    (mine / "hello" / "task.py").write_text(PROGRAM.replace("from greetings import WORD", "WORD = 'ciao '"))
+    assert "Says hello" in mlbench(home, "tasks", "--task-path", str(mine))
+    assert f"--task hello --task-path {mine}" in mlbench(home, "tasks", "hello", "--task-path", str(mine))
+    mlbench(home, "run", "own", "2", "--task", "hello", "--task-path", str(mine))
     assert "ciao ciao ciao" in mlbench(home, "logs", "own-2")
-    mlbench(home, "run", "more", "1", "--task", "hello", MLBENCH_TASK_PATH=str(folder))
-    asked = ("run", "other", "1", "--task", "hello", "--task-path", str(folder), "--method", "fusion")
+    mlbench(home, "run", "more", "1", "--task", "hello", MLBENCH_TASK_PATH=str(mine))
+    asked = ("run", "other", "1", "--task", "hello", "--task-path", str(mine), "--method", "fusion")
     assert "add method={'own': 'bsp'} to its TASK" in mlbench(home, *asked, code=2)
 
 
@@ -158,13 +165,10 @@ def test_a_file_of_a_method_may_hold_dataclasses(tmp_path: Path) -> None:
     assert "the default True of an option is no number" in mlbench(tmp_path / "home", *words, code=2)
 
 
-def test_a_task_knows_its_interpreter_where_none_is_named_python(tmp_path: Path, packages: Path) -> None:
+def test_a_task_knows_its_interpreter_where_none_is_named_python(tmp_path: Path, mine: Path) -> None:
     """As on Debian, where only python3 exists; what starts processes of its own needs sys.executable."""
-    home, folder, venv = tmp_path / "home", tmp_path / "mine", tmp_path / "venv"
-    shutil.copytree(packages / "greetings" / "tasks", folder)
-    (folder / "__init__.py").unlink()
-    describe(folder)
-    (folder / "hello" / "task.py").write_text(
+    home, venv = tmp_path / "home", tmp_path / "venv"
+    (mine / "hello" / "task.py").write_text(
         PROGRAM.replace("from greetings import WORD", "import sys; WORD = sys.executable")
     )
     python = venv / "bin" / "python3"
@@ -172,7 +176,7 @@ def test_a_task_knows_its_interpreter_where_none_is_named_python(tmp_path: Path,
     python.symlink_to(Path(sys.executable).resolve())
     shutil.copy(Path(sys.prefix, "pyvenv.cfg"), venv)
     (venv / "lib").symlink_to(Path(sys.prefix, "lib"))
-    words = ("run", "own", "1", "--task", "hello", "--task-path", str(folder))
+    words = ("run", "own", "1", "--task", "hello", "--task-path", str(mine))
     mlbench(home, *words, python=str(python), PATH=str(tmp_path / "none"))
     assert str(python) in mlbench(home, "logs", "own-1")
 

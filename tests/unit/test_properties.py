@@ -22,7 +22,7 @@ from mlbench_cli.errors import MlbenchError
 from mlbench_cli.model.run import LOCAL, Cluster
 from mlbench_cli.model.spec import KubernetesOptions, RunSpec, canonical_json
 from mlbench_cli.runs import launch
-from mlbench_cli.runs.request import OPTIONS, Request, equivalent_command, merge, pairs, parse_duration, parse_file
+from mlbench_cli.runs.request import OPTIONS, Request, equivalent_command, merge, parse_duration, parse_file
 from mlbench_cli.tasks.catalog import TYPES, Parameter, load_catalog, parse_task
 from mlbench_cli.util.yaml_text import read_yaml
 from task_images import contract
@@ -189,13 +189,6 @@ def test_parameters(parameter: Parameter, value: Any) -> None:
     if not is_refused(parameter.check, value):
         json.dumps(parameter.check(value), allow_nan=False)
         assert parameter.check(parameter.check(value)) == parameter.check(value)
-
-
-@many(400)
-@given(st.lists(texts, max_size=4))
-def test_pairs(entries: list[str]) -> None:
-    if not is_refused(pairs, entries, "set"):
-        assert set(pairs(entries, "set").items()) == {tuple(entry.split("=", 1)) for entry in entries}
 
 
 TASK_KEYS = ["name", "number", "title", "legacy_name", "image", "command", "backends", "devices", "goal", "data"]

@@ -27,6 +27,7 @@ from mlbench_cli.storage.store import Store
 from mlbench_cli.tasks.catalog import load_catalog
 from task_images.certify.node import inventory
 from tests.contract import clients
+from tests.contract.clients import answer
 from tests.contract.engines.labs import install_commands
 from tests.contract.local_runs import until
 from tests.fakes.kube_api import Fault, KubeApi
@@ -218,9 +219,7 @@ def test_files_beside_the_archive_that_say_something_else_are_found(capsys: Capt
     assert run(["verify", "first"]) == 0  # nobody needs all of them
     for name in ("certificate.json", "findings.jsonl", "passing.txt", "failing.txt", "ticket.txt"):
         Path("first", name).write_text("worker-2\n" if name == "passing.txt" else "")
-    capsys.readouterr()
-    assert run(["verify", "first/archive.zip", "-o", "json"]) == 2
-    (found,) = json.loads(capsys.readouterr().out)["archives"]
+    (found,) = answer(capsys, "verify", "first/archive.zip", code=2)["archives"]
     edited = ["certificate.json", "failing.txt", "findings.jsonl", "passing.txt", "ticket.txt"]
     assert sorted(problem["file"] for problem in found["problems"]) == edited
     assert run(["certify", "--from", "first/archive.zip", "--to", "first"]) == 7

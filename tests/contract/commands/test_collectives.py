@@ -1,11 +1,11 @@
 """The collectives benchmark through the command line: what there is, a gate that fails, figures, and a comparison."""
 
-import json
 from pathlib import Path
 
 import pytest
 
 from mlbench_cli.app import run
+from tests.contract.clients import answer
 
 Captured = pytest.CaptureFixture[str]
 pytestmark = pytest.mark.usefixtures("home")
@@ -16,8 +16,7 @@ def test_a_task_shows_its_collectives_with_their_formulas(capsys: Captured) -> N
     shown = capsys.readouterr().out
     assert "  all_reduce      S = the buffer                                busbw = algbw * 2 (k - 1) / k" in shown
     assert "24 from 8 to 67108864" in shown
-    assert run(["tasks", "allreduce", "-o", "json"]) == 0
-    document = json.loads(capsys.readouterr().out)
+    document = answer(capsys, "tasks", "allreduce")
     assert sum("busbw = algbw" in note for note in document["notes"]) == 8
     assert document["presets"]["collectives"]["collectives"][-1] == "bidirectional"
 

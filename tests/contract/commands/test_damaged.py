@@ -11,6 +11,7 @@ from mlbench_cli.results.archive.seal import write_sums
 from mlbench_cli.storage import run_folder
 from mlbench_cli.storage.store import Store
 from tests import NIGHTLY
+from tests.contract.clients import answer
 from tests.contract.server.dashboards import serve
 from tests.unit.results.runs import record_sealed
 
@@ -81,11 +82,11 @@ def test_lists_show_it_as_damaged_with_the_reason(home: Path, capsys: Captured) 
     assert rows == {"good-2": "finished", "bad-2": "damaged", "fine-2": "finished"}
     (reason,) = [line for line in err.splitlines() if line.startswith("Warning: bad-2: ")]
     assert ".json: " in reason
-    assert run(["status", "-o", "json"]) == 0
-    states = {entry["name"]: entry["state"] for entry in json.loads(capsys.readouterr().out)["runs"]}
-    assert states == rows
+    assert {entry["name"]: entry["state"] for entry in answer(capsys, "status")["runs"]} == rows
     assert run(["status", "bad-2"]) == 2
     assert "mlbench verify" in capsys.readouterr().err
+    assert run(["download", "bad-2"]) == 2
+    assert not Path("results.zip").exists()
 
 
 def test_waiting_goes_on_with_the_others_and_has_a_row_for_it(home: Path, capsys: Captured) -> None:
@@ -94,8 +95,7 @@ def test_waiting_goes_on_with_the_others_and_has_a_row_for_it(home: Path, capsys
     assert "bad-2 is damaged: " in err
     rows = {line.split()[0]: line.split()[2] for line in out.splitlines() if line.startswith(NAMES)}
     assert rows == {"good-2": "goal_reached", "fine-2": "goal_reached", "bad-2": "damaged"}
-    assert run(["wait", *NAMES, "-o", "json"]) == 2
-    entries = {entry["name"]: entry for entry in json.loads(capsys.readouterr().out)["runs"]}
+    entries = {entry["name"]: entry for entry in answer(capsys, "wait", *NAMES, code=2)["runs"]}
     assert {name: entry["outcome"] for name, entry in entries.items()} == rows
     assert entries["bad-2"]["exit_code"] == 2
     assert ".json" in entries["bad-2"]["summary"]
@@ -108,8 +108,7 @@ def test_lists_can_be_asked_for_what_is_damaged(home: Path, capsys: Captured) ->
         ("finished", {"good-2", "fine-2"}),
         ("goal_reached", {"good-2", "fine-2"}),
     ):
-        assert run(["status", "--state", state, "-o", "json"]) == 0
-        assert {entry["name"] for entry in json.loads(capsys.readouterr().out)["runs"]} == names
+        assert {entry["name"] for entry in answer(capsys, "status", "--state", state)["runs"]} == names
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ from mlbench_cli.commands.data import request_filling
 from mlbench_cli.model.run import Cluster
 from mlbench_cli.runs.launch import resolve
 from mlbench_cli.tasks.catalog import load_task
+from tests.contract.clients import answer
 from tests.contract.terminal import Terminal
 
 Captured = pytest.CaptureFixture[str]
@@ -27,8 +28,7 @@ def write_wikitext(path: Path) -> Path:
 def test_data_are_imported_converted_once_and_identified(tmp_path: Path, capsys: Captured) -> None:
     archive, folder = write_wikitext(tmp_path / "wikitext-2-v1.zip"), tmp_path / "data"
     command = ["data", "prepare", "wikitext2_awd_lstm", "--data-dir", str(folder), "--import", str(archive)]
-    assert run([*command, "-o", "json"]) == 0
-    document = json.loads(capsys.readouterr().out)
+    document = answer(capsys, *command)
     identity = document["data_identity"]
     assert identity["counts"] == {"train words": 7, "valid words": 7, "test words": 7, "vocabulary": 4}
     assert identity["official"] is False
@@ -48,8 +48,8 @@ def test_unpacked_files_are_imported_as_well_as_their_archive(tmp_path: Path, ca
     zipfile.ZipFile(write_wikitext(tmp_path / "wikitext-2-v1.zip")).extractall(tmp_path)
     words = [word for path in (tmp_path / "wikitext-2").iterdir() for word in ("--import", str(path))]
     folder = tmp_path / "data"
-    assert run(["data", "prepare", "wikitext2_awd_lstm", "--data-dir", str(folder), *words, "-o", "json"]) == 0
-    assert json.loads(capsys.readouterr().out)["data_identity"]["counts"]["train words"] == 7
+    document = answer(capsys, "data", "prepare", "wikitext2_awd_lstm", "--data-dir", str(folder), *words)
+    assert document["data_identity"]["counts"]["train words"] == 7
 
 
 @pytest.mark.slow

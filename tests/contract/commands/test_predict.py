@@ -1,6 +1,5 @@
 """`mlbench predict` on the published archives, whose measurements are the reference."""
 
-import json
 import math
 from pathlib import Path
 from statistics import fmean
@@ -16,6 +15,7 @@ from mlbench_cli.predict.model import Link, Measured, measure
 from mlbench_cli.predict.model import predict as forecast
 from mlbench_cli.results.archive.files import Archive
 from providers.machines import load_prices
+from tests.contract.clients import answer
 
 Captured = pytest.CaptureFixture[str]
 ARCHIVES = Path(__file__).parents[3] / "results" / "archives"
@@ -39,8 +39,7 @@ def measured_update(kind: str) -> float:
 
 
 def predict(capsys: Captured, *words: str) -> list[dict[str, Any]]:
-    assert run(["predict", *words, "-o", "json"]) == 0
-    return json.loads(capsys.readouterr().out)["predictions"]  # type: ignore[no-any-return]
+    return answer(capsys, "predict", *words)["predictions"]  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize("method", ["bsp", "eftopk"])

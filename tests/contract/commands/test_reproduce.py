@@ -20,6 +20,7 @@ from mlbench_cli.engines.placement import HostRecord
 from mlbench_cli.model.run import Cluster
 from mlbench_cli.results.analysis.stats import Verdict
 from mlbench_cli.storage.store import Store
+from tests.contract.clients import answer
 from tests.contract.commands.test_foreign_runs import digits, strangers_archive
 from tests.contract.engines.labs import install_commands
 from tests.contract.terminal import Terminal
@@ -115,8 +116,7 @@ def test_a_plan_is_printed_and_nothing_run(folder: Path, capsys: Captured) -> No
     assert run(["reproduce", sealed[0], "--dry-run"]) == 2  # a task that nobody knows
     assert run(["reproduce", str(failed), "--dry-run"]) == 2
     assert "it has no result to reproduce" in capsys.readouterr().err
-    assert run(["reproduce", archive, "--repeat", "2", "--dry-run", "-o", "json"]) == 0
-    plan = json.loads(capsys.readouterr().out)
+    plan = answer(capsys, "reproduce", archive, "--repeat", "2", "--dry-run")
     assert [(each["name"], each["seed"]) for each in plan["runs"]] == [("x-repro-1-r1", 7), ("x-repro-1-r2", 8)]
     assert not Store().runs()
 
@@ -225,8 +225,7 @@ def receipt(folder: Path) -> list[str]:
 def test_a_receipt_without_its_archives_is_not_derived(receipt: list[str], capsys: Captured) -> None:
     assert run(["verify", *receipt[:4]]) == 9
     assert "3 of the archives that it names were not passed" in capsys.readouterr().out
-    assert run(["verify", "r.json", "-o", "json"]) == 9
-    (found,) = json.loads(capsys.readouterr().out)["receipts"]
+    (found,) = answer(capsys, "verify", "r.json", code=9)["receipts"]
     assert (found["ok"], len(found["missing"])) == (False, 6)
 
 

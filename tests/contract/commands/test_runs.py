@@ -297,18 +297,6 @@ def test_a_download_replaces_nothing_by_accident(tmp_path: Path, capsys: Capture
     assert (tmp_path / "a-1.zip").exists()
 
 
-def test_damage_is_found(capsys: Captured) -> None:
-    assert run(["run", "a", "1", *shell("echo x")]) == 0
-    folder = Store().run("a-1").run.folder
-    (folder / "logs" / "rank-0.log").write_text("y\n")
-    (folder / "output" / "more").write_text("z")
-    document = answer(capsys, "verify", str(folder), code=2)
-    found = {(problem["code"], problem["file"]) for problem in document["archives"][0]["problems"]}
-    assert {("changed", "logs/rank-0.log"), ("extra", "output/more")} <= found
-    assert run(["download", "a-1"]) == 2
-    assert not Path("results.zip").exists()
-
-
 # --- the machine -----------------------------------------------------------------------------------------------------
 
 

@@ -1,6 +1,5 @@
 """Whose an archive is: real keys, real ssh-keygen, through the command line."""
 
-import json
 import os
 import shutil
 import stat
@@ -15,6 +14,7 @@ from mlbench_cli.app import run
 from mlbench_cli.results.archive.files import digest, format_sums, pack, parse_sums
 from mlbench_cli.storage.run_folder import SIGNATURE, SUMS
 from tests.contract import clients
+from tests.contract.clients import answer
 
 Captured = pytest.CaptureFixture[str]
 SIGNER = "me@example.org"
@@ -31,11 +31,9 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def place(archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("MLBENCH_HOME", str(tmp_path / "home"))
+def place(archive: Path, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("SSH_AUTH_SOCK", "SSH_ASKPASS", "DISPLAY"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.chdir(tmp_path)
     new_key("key")
     allow(SIGNER, "key")
     shutil.copytree(archive, "demo")
@@ -74,8 +72,7 @@ def test_a_signature_proves_the_origin(capsys: Captured, name: str) -> None:
     assert run(["verify", name, "--signers", "signers"]) == 0
     out = capsys.readouterr().out
     assert f"{name}: ok (integrity, derivation, origin: {SIGNER}, ED25519 SHA256:" in out
-    assert run(["verify", name, "--signers", "signers", "-o", "json"]) == 0
-    [document] = json.loads(capsys.readouterr().out)["archives"]
+    [document] = answer(capsys, "verify", name, "--signers", "signers")["archives"]
     assert document["proven"] == ["integrity", "derivation", "origin"]
     assert document["signer"]["principal"] == SIGNER
 
@@ -161,8 +158,7 @@ def test_a_signer_who_may_not_sign(capsys: Captured, options: str | None, proble
     else:
         allow(SIGNER, "key", options, file="strict")
     assert words in run_refused(capsys, 3, "verify", "demo.zip", "--signers", "strict")
-    assert run(["verify", "demo.zip", "--signers", "strict", "-o", "json"]) == 3
-    [document] = json.loads(capsys.readouterr().out)["archives"]
+    [document] = answer(capsys, "verify", "demo.zip", "--signers", "strict", code=3)["archives"]
     assert (document["ok"], document["origin_problem"], document["proven"]) == (
         False,
         problem,

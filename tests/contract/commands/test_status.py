@@ -1,6 +1,5 @@
 """The list of `mlbench status`: the newest runs, chosen by state, task and age, with goal and seconds."""
 
-import json
 import os
 import sqlite3
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from mlbench_cli.model.run import Outcome, RunState
 from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.storage.store import Store
 from mlbench_cli.util.times import timestamp
+from tests.contract.clients import answer
 from tests.contract.terminal import Terminal
 
 Captured = pytest.CaptureFixture[str]
@@ -38,9 +38,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
 
 
 def names(capsys: Captured, *argv: str) -> list[str]:
-    capsys.readouterr()
-    assert run(["status", "-o", "json", *argv]) == 0
-    return [row["name"] for row in json.loads(capsys.readouterr().out)["runs"]]
+    return [row["name"] for row in answer(capsys, "status", *argv)["runs"]]
 
 
 def test_the_newest_fifty_are_listed(capsys: Captured) -> None:
@@ -75,9 +73,7 @@ def test_goal_and_seconds_of_finished_runs(capsys: Captured) -> None:
     measure = 'from task_images.contract import emit; emit("metric", name="val_global_Prec@1", value=99.25)'
     argv = ["run", "open", "1", "--task", "digits_resnet", "--command", f"python -c '{measure}'"]
     assert run(argv) == 0
-    capsys.readouterr()
-    assert run(["status", "-o", "json", "--limit", "1"]) == 0
-    (row,) = json.loads(capsys.readouterr().out)["runs"]
+    (row,) = answer(capsys, "status", "--limit", "1")["runs"]
     assert row["goal"]["value"] == 99.25
     assert row["seconds"] >= 0
     assert run(["status", "--limit", "2"]) == 0
@@ -85,8 +81,7 @@ def test_goal_and_seconds_of_finished_runs(capsys: Captured) -> None:
     assert header.split()[:6] == ["RUN", "WORKERS", "STATE", "OUTCOME", "GOAL", "TIME"]
     assert "Prec@1 99.2 % (>= 98)" in shown
     assert failed.split()[4:6] == ["-", "-"]
-    assert run(["status", "open-1", "-o", "json"]) == 0
-    (rank,) = json.loads(capsys.readouterr().out)["ranks"]
+    (rank,) = answer(capsys, "status", "open-1")["ranks"]
     assert rank["started"].endswith("Z")
     assert rank["finished"].endswith("Z")
 
@@ -108,9 +103,9 @@ def test_runs_that_go_on_are_looked_at_whatever_state_is_recorded(store: Store, 
     spec = RunSpec("live-1", "local", "local", "custom", "spec", ("true",), "gloo", 1)
     recorded = store.record_run(spec)
     store.advance(recorded, RunState.RUNNING)
-    (shown,) = [row for row in _rows(capsys) if row["name"] == "live-1"]
+    (shown,) = [row for row in answer(capsys, "status")["runs"] if row["name"] == "live-1"]
     assert shown["state"] != "finished"
-    assert names(capsys, "--state", str(shown["state"])) == ["live-1"]
+    assert names(capsys, "--state", shown["state"]) == ["live-1"]
 
 
 def test_a_run_that_cannot_be_read_is_found_as_unknown(store: Store, capsys: Captured) -> None:
@@ -118,10 +113,3 @@ def test_a_run_that_cannot_be_read_is_found_as_unknown(store: Store, capsys: Cap
         db.execute("UPDATE runs SET spec = 'no JSON' WHERE name = 'run-3'")
     assert names(capsys, "--state", "unknown") == ["run-3"]
     assert names(capsys, "--task", "digits_resnet") == ["run-0", "run-15", "run-30", "run-45"]
-
-
-def _rows(capsys: Captured) -> list[dict[str, object]]:
-    capsys.readouterr()
-    assert run(["status", "-o", "json"]) == 0
-    rows: list[dict[str, object]] = json.loads(capsys.readouterr().out)["runs"]
-    return rows

@@ -91,13 +91,11 @@ def test_parquet_has_metrics_and_samples_with_their_types(tmp_path: Path, archiv
     assert samples.num_rows == 6
 
 
-def test_metrics_of_ones_own_have_what_people_group_runs_by(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metrics_of_ones_own_have_what_people_group_runs_by(home: Path, tmp_path: Path) -> None:
     """As a file of Parquet, and as frames of pandas that are joined by the name of the run."""
     parquet = pytest.importorskip("pyarrow.parquet")
     needs("pandas")
-    monkeypatch.setenv("MLBENCH_HOME", str(tmp_path / "home"))
-    (tmp_path / "home").mkdir()
-    store = Store(tmp_path / "home")
+    store = Store()
     settings: dict[str, dict[str, Any]] = {
         "sparse": {"method": describe(find_class("eftopk")()), "network": "1gbit,1ms", "seed": 43, "preset": "tiny"},
         "small": {"method": describe(find_class("powersgd")()), "network": "10gbit", "seed": 44, "preset": "spec"},

@@ -106,12 +106,8 @@ def test_a_zip_may_end_in_capitals(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert run(["report", "a.html", "A.ZIP"]) == 0
 
 
-def test_folders_nested_deeper_than_python_calls_are_sealed_verified_and_deleted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("MLBENCH_HOME", str(tmp_path / "home"))
-    (tmp_path / "home").mkdir()
-    store = Store(tmp_path / "home")
+def test_folders_nested_deeper_than_python_calls_are_sealed_verified_and_deleted(home: Path) -> None:
+    store = Store()
     made = store.record_run(spec(name="deep-2"))
     new_run(made.folder, made.spec)
     deep = str(made.folder / "output")
@@ -125,7 +121,7 @@ def test_folders_nested_deeper_than_python_calls_are_sealed_verified_and_deleted
     store.close()
     assert run(["verify", str(made.folder)]) == 0
     assert run(["delete", "deep-2", "--yes"]) == 0
-    assert not [*(tmp_path / "home" / "runs").iterdir()]
+    assert not [*(home / "runs").iterdir()]
 
 
 @pytest.mark.parametrize(

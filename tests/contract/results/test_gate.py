@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 import pytest
 
 from mlbench_cli.app import run
+from tests.contract.clients import answer
 from tests.unit.results.runs import event, sealed_repeats, sealed_run
 
 GOOD = (10.0, 10.2, 9.9)
@@ -49,8 +50,7 @@ def test_a_direction_is_for_metrics_that_have_none_by_name(tmp_path: Path, capsy
     lines = [event("metric", at=20.5, name="mine", value=1.0)]
     slow = sealed_repeats(tmp_path / "both", (20.0, 20.4, 19.8), lines=lines)
     gate = ["gate", *slow, "--baseline", str(tmp_path / "earlier"), "--check", "seconds=+10%", "--check", "mine=+10%"]
-    assert run([*gate, "--direction", "higher", "-o", "json"]) == 7
-    seconds, own = json.loads(capsys.readouterr().out)["checks"]
+    seconds, own = answer(capsys, *gate, "--direction", "higher", code=7)["checks"]
     assert (seconds["direction"], seconds["verdict"], own["direction"]) == ("lower", "failed", "higher")
 
 
@@ -75,8 +75,7 @@ def test_a_baseline_whose_runs_all_failed_is_said_to_be_one(tmp_path: Path, caps
     for index in range(3):
         sealed_run(tmp_path / "old" / f"{index}", "goal_missed", workers=1, name=f"x-1-r{index}")
     new = sealed_repeats(tmp_path / "new", GOOD)
-    assert run(["gate", *new, "--baseline", str(tmp_path / "old"), "-o", "json"]) == 9
-    (check,) = json.loads(capsys.readouterr().out)["checks"]
+    (check,) = answer(capsys, "gate", *new, "--baseline", str(tmp_path / "old"), code=9)["checks"]
     assert check["reason"] == "No run of the baseline with equal conditions succeeded."
 
 
@@ -86,8 +85,7 @@ def test_of_a_baseline_without_equal_conditions_the_least_difference_is_told(
     sealed_repeats(tmp_path / "old" / "far", GOOD, data="other", network="1gbit,1ms")
     sealed_repeats(tmp_path / "old" / "near", GOOD, backend="mpi")
     new = sealed_repeats(tmp_path / "new", GOOD)
-    assert run(["gate", *new, "--baseline", str(tmp_path / "old"), "-o", "json"]) == 9
-    (check,) = json.loads(capsys.readouterr().out)["checks"]
+    (check,) = answer(capsys, "gate", *new, "--baseline", str(tmp_path / "old"), code=9)["checks"]
     assert (check["verdict"], "Accept it with --across backend." in check["reason"]) == ("cannot_tell", True)
 
 
@@ -95,8 +93,7 @@ def test_functional_results_never_pass_against_their_like(tmp_path: Path, capsys
     change: dict[str, Any] = {"functional_only": "one machine"}
     sealed_repeats(tmp_path / "old", GOOD, **change)
     new = sealed_repeats(tmp_path / "new", GOOD, **change)
-    assert run(["gate", *new, "--baseline", str(tmp_path / "old"), "-o", "json"]) == 9
-    (check,) = json.loads(capsys.readouterr().out)["checks"]
+    (check,) = answer(capsys, "gate", *new, "--baseline", str(tmp_path / "old"), code=9)["checks"]
     assert check["verdict"] == "cannot_tell"
     assert "functional, not a performance measurement" in check["reason"]
 

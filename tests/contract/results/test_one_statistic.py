@@ -103,11 +103,8 @@ def _record(store: Store, side: str, case: Case) -> None:
 
 
 @pytest.fixture(params=list(CASES) if NIGHTLY else BY_DAY)
-def case(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Case:
-    monkeypatch.setenv("MLBENCH_HOME", str(tmp_path / "home"))
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "home").mkdir()
-    store = Store(tmp_path / "home")
+def case(request: pytest.FixtureRequest, home: Path) -> Case:
+    store = Store()
     found = CASES[str(request.param)]
     for side in ("a", "b"):
         _record(store, side, found)

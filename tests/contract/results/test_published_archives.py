@@ -29,8 +29,7 @@ def test_a_published_archive_verifies(path: Path) -> None:
         assert all(host is None or host.startswith("node-") for host in hosts)
 
 
-def test_failed_runs_are_not_left_out_of_what_is_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MLBENCH_HOME", str(tmp_path / "home"))
+def test_failed_runs_are_not_left_out_of_what_is_published(home: Path, tmp_path: Path) -> None:
     for name, command in (("good", "true"), ("bad", "false")):
         run(["run", f"experiment-{name}", "1", "--command", command, "--yes"])
     with pytest.raises(UsageError, match="1 runs failed or have no archive: experiment-bad-1"):

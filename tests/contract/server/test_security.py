@@ -42,11 +42,6 @@ def test_the_printed_address_becomes_a_cookie_that_other_sites_cannot_use(dashbo
     assert again.status == 200
 
 
-def test_a_token_is_accepted_as_password(dashboard: Dashboard) -> None:
-    basic = base64.b64encode(f"x:{dashboard.token}".encode()).decode()
-    assert dashboard.ask("/api/v1/runs", headers={"Authorization": f"Basic {basic}"}, token=False).status == 200
-
-
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("host", ["evil.example:{port}", "127.0.0.1", "127.0.0.1:1", "localhost.evil:{port}", ""])
 def test_another_host_name_is_refused_for_every_method(dashboard: Dashboard, method: str, host: str) -> None:
