@@ -1,4 +1,4 @@
-"""The store of clusters, runs, experiments and the journal of cloud requests. SQLite in WAL mode.
+"""The store of clusters, runs, experiments and the journal of cloud requests, in SQLite.
 
 A row is written before the first external call for it. The run's folder is authoritative; the store is the index.
 Every writing method is one transaction, so a kill leaves all or nothing of it.
@@ -86,10 +86,13 @@ class Store:
         self.is_read_only = self._path.exists() and not can_write
         try:
             if self.is_read_only:
-                self._db = self._open_unwritable()
+                # On a disk that is mounted read-only, or of somebody else.
+                self._db = self._connect(f"file:{quote(str(self._path))}?mode=ro")
             else:
-                self._db = sqlite3.connect(self._path, timeout=self._moment, isolation_level=None)
-                self._execute("PRAGMA journal_mode=WAL")
+                self._db = self._connect(f"file:{quote(str(self._path))}")
+                # A write-ahead log needs memory that all clients share, so it must not be used on a network file system
+                # (sqlite.org/wal.html), where home folders of clusters are.
+                self._execute("PRAGMA journal_mode=PERSIST")
                 self._execute("PRAGMA synchronous=FULL")
             self.require_readable()
             if self._schema_version() < SCHEMA_VERSION:
@@ -97,13 +100,8 @@ class Store:
         except sqlite3.Error as error:
             raise self._explain(error) from None
 
-    def _open_unwritable(self) -> sqlite3.Connection:
-        """The store on a disk that is mounted read-only, or of somebody else. Without a log of another client that has
-        it open, SQLite is told that nobody changes it: it must not look for a log, which it would have to create."""
-        unchanged = "" if self._path.with_name(f"{self._path.name}-wal").exists() else "&immutable=1"
-        return sqlite3.connect(
-            f"file:{quote(str(self._path))}?mode=ro{unchanged}", uri=True, timeout=self._moment, isolation_level=None
-        )
+    def _connect(self, address: str) -> sqlite3.Connection:
+        return sqlite3.connect(address, uri=True, timeout=self._moment, isolation_level=None)
 
     def require_writable(self) -> None:
         """Raise StoreError if this user cannot change the store."""
@@ -535,10 +533,10 @@ class Store:
             self._execute("BEGIN IMMEDIATE")
             try:
                 yield self._db
+                self._execute("COMMIT")  # waits for those that read
             except BaseException:
                 self._db.execute("ROLLBACK")
                 raise
-            self._db.execute("COMMIT")
         except sqlite3.IntegrityError:
             raise
         except sqlite3.Error as error:

@@ -8,6 +8,7 @@ import stat
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -389,3 +390,12 @@ def test_the_newest_experiments_come_oldest_first(store: Store) -> None:
         created = f"2026-01-0{number}T00:00:00.000Z"
         store.record_experiment(Experiment(f"id{number}", f"exp-{number}", created, {}), [])
     assert [each.name for each in store.newest_experiments(2)] == ["exp-2", "exp-3"]
+
+
+def test_no_memory_is_shared_between_clients_since_those_of_a_network_file_system_cannot(tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "mlbench.sqlite")) as older:
+        older.execute("PRAGMA journal_mode=WAL")
+        older.execute("CREATE TABLE log (line)")
+    with closing(Store(tmp_path)) as store:
+        store.record_run(spec("a"))
+        assert not {path.name for path in tmp_path.iterdir()} & {"mlbench.sqlite-wal", "mlbench.sqlite-shm"}
