@@ -221,7 +221,7 @@ wait_for_the_others()
 """
 
 
-@by_day("local", "hosts", "kubernetes")
+@by_day("hosts", "local", "kubernetes")
 def test_ranks_print_their_stacks_each_time_they_are_asked(lab: EngineLab) -> None:
     run = lab.start(python(HANGS), workers=2)
     follow = [read_log(lab.engine, run, rank, follow=True) for rank in range(2)]

@@ -19,6 +19,7 @@ from mlbench_cli.engines.plan import make_plan
 from mlbench_cli.model.cluster_details import MachineDetails
 from mlbench_cli.model.run import Run
 from mlbench_cli.model.spec import RunSpec
+from mlbench_cli.runs import supervise
 from tests.contract.engines.labs import EngineLab, install_commands
 from tests.contract.local_runs import PATIENCE, shell, until
 
@@ -27,6 +28,7 @@ WRITES = "echo $RANK | tee $MLBENCH_OUTPUT_DIR/a > $MLBENCH_OUTPUT_DIR/b; echo w
 
 @pytest.fixture(params=["hosts", pytest.param("slurm", marks=pytest.mark.nightly)])
 def lab(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[EngineLab]:
+    monkeypatch.setenv("LAB_SETUP", "seq 20000")  # of a Slurm job
     for name, value in install_commands(tmp_path / "commands").items():
         monkeypatch.setenv(name, value)
     (tmp_path / "home").mkdir()
@@ -142,20 +144,49 @@ def change_job(state: str) -> None:
 
 @pytest.mark.nightly
 def test_a_run_whose_agents_were_all_stopped_for_a_while_goes_on(lab: EngineLab) -> None:
-    """As those of a job that Slurm suspends."""
     run = lab.start(shell("exec sleep 75"), workers=2)
     agents = lab.agents(run)
     until(lambda: len(lab.processes(run)) == 2)
     for agent in agents:
         os.kill(agent, signal.SIGSTOP)
     time.sleep(65)
-    if lab.kind == "slurm":
-        for path in lab.states(run):  # as from nodes, whose processes the login node does not see
-            path.write_text(json.dumps({**json.loads(path.read_text()), "host": "n1", "boot_id": "its own"}))
-        change_job("SUSPENDED")
-        seen = lab.engine.look(run)
-        assert (seen.ended, [finding.code for finding in seen.findings]) == (None, ["job_suspended"])
-        change_job("RUNNING")
     for agent in agents:
         os.kill(agent, signal.SIGCONT)
     assert lab.end(run).ended == "exited"
+
+
+@pytest.mark.parametrize("lab", ["slurm"], indirect=True)
+def test_a_run_goes_on_when_slurm_suspends_its_job_and_when_its_controller_is_silent(
+    lab: EngineLab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("PENDING_POLL", "RUNNING_POLL"):
+        monkeypatch.setattr(f"mlbench_cli.engines.slurm.engine.{name}", 0.0)
+    gate = tmp_path / "gate"
+    run = lab.start(shell(f"until test -e {gate}; do sleep 0.02; done"))
+
+    def codes() -> list[str]:
+        seen = lab.engine.look(run)
+        return [str(seen.ended), *(finding.code for finding in seen.findings)]
+
+    until(lambda: lab.processes(run))
+    (state,) = lab.states(run)
+    kept, squeue = state.read_text(), tmp_path / "commands/bin/squeue"
+    # as from a node, whose processes the login node does not see, and which has been stopped for a while
+    state.write_text(json.dumps({**json.loads(kept), "host": "n1", "boot_id": "its own"}))
+    (agent,) = lab.agents(run)
+    os.kill(agent, signal.SIGSTOP)
+    os.utime(state.with_name("beat"), (0, 0))
+    change_job("SUSPENDED")
+    assert codes() == ["None", "job_suspended"]
+    change_job("RUNNING")
+    os.kill(agent, signal.SIGCONT)
+    until(lambda: codes() == ["None"])
+    state.write_text(kept)
+    usual = squeue.read_text()
+    squeue.write_text("#!/bin/sh\necho 'Unable to contact slurm controller (connect failure)' >&2; exit 1\n")
+    assert codes() == ["None", "controller_silent"]
+    squeue.write_text(usual)
+    assert codes() == ["None"]
+    gate.touch()
+    assert supervise.follow(run, lab.engine, lab.store).outcome == "completed"
+    assert (run.manifests / "batch.log").read_text().endswith("19999\n20000\n")

@@ -1,12 +1,13 @@
 """Following a growing file: whole lines as they come, each with the place behind it."""
 
+import time
 from pathlib import Path
 
 import pytest
 
 from mlbench_cli.engines.base import Cursor
-from mlbench_cli.engines.follow import follow_log, read_log
-from mlbench_cli.errors import NotFoundError
+from mlbench_cli.engines.follow import Silence, follow_log, read_log
+from mlbench_cli.errors import NotFoundError, UnreachableError
 from mlbench_cli.model.run import Run
 from mlbench_cli.model.spec import RunSpec
 from tests.fakes.engine import FakeEngine
@@ -58,3 +59,13 @@ def test_what_is_not_there(run: Run) -> None:
     assert list(follow_log(run, 0, None, lambda: True)) == []
     with pytest.raises(NotFoundError, match="no rank 1, only 0 to 0"):
         read_log(FakeEngine(), run, 1)
+
+
+def test_each_silence_of_a_cluster_is_told_once() -> None:
+    silence, told = Silence(), list[str]()
+    for _ in range(2):
+        silence.tolerate(UnreachableError("It does not answer."), begun=time.monotonic() - 60)
+        silence.tell(told.append)
+        silence.tell(told.append)
+        silence.end()
+    assert len(told) == 2

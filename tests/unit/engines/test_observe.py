@@ -101,7 +101,12 @@ def test_a_run_whose_supervisors_are_all_dead_has_ended() -> None:
 
 def test_a_run_goes_on_as_long_as_one_node_does() -> None:
     assert look(DONE, NodeReport(node_state(rank_facts(1)), alive=True)).ended is None
-    assert look(DONE, OTHER_DONE).ended is Ending.EXITED
+    end: dict[str, Any] = {"ended": Ending.EXITED, "stepped_seconds": 0.0}
+    first = node_state(succeeded(0), seconds=60.0, **end)
+    other = node_state(succeeded(1), seconds=50.0, **{**end, "stepped_seconds": -3600.0})
+    over = look(NodeReport(first, PACKED), NodeReport(other, PACKED))
+    assert (over.ended, over.seconds) == (Ending.EXITED, 60.0)
+    assert [clock.stepped_seconds for clock in over.clocks] == [0.0, -3600.0]
 
 
 def test_an_end_counts_when_the_results_are_packed_or_nobody_is_left_to_pack_them() -> None:

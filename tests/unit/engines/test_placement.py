@@ -22,6 +22,9 @@ def shares(spec: RunSpec) -> list[tuple[str | None, list[int]]]:
 
 def test_slots_of_one_host_are_filled_before_those_of_the_next() -> None:
     assert shares(SPEC) == [("m1", [0, 1, 2, 3]), ("m2", [4, 5])]
+    assert shares(replace(SPEC, nodes=("m3", "m1"))) == [("m3", [0, 1]), ("m1", [2, 3, 4, 5])]
+    # each worker tests a host
+    assert shares(replace(SPEC, absent_seconds=9.0)) == [("m1", [0, 1]), ("m2", [2, 3]), ("m3", [4, 5])]
 
 
 def test_servers_run_beside_the_workers_in_turn() -> None:

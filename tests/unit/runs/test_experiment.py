@@ -86,6 +86,8 @@ def test_what_was_not_started_is_left_and_what_was_interrupted_starts_once_more(
         *("demo-1", "demo-2-try2", "demo-3")
     ]
     assert again.left[0].spec.content_hash == first.left[1].spec.content_hash
+    store.outcomes["3"] = Outcome.CANCELED
+    assert names(store.plan(again, ask(workers=(1, 2, 3))).new) == ["demo-2-try3"]
 
 
 @pytest.mark.parametrize("outcome", list(Outcome))
@@ -114,6 +116,10 @@ def test_further_sizes_and_further_values_of_a_matrix_are_added(store: Recorder)
     first = store.plan(None, ask(matrix={"backend": ("gloo",)}))
     more = store.plan(first, ask(matrix={"backend": ("mpi", "gloo")}, workers=(1, 2, 3)))
     assert names(more.new) == ["demo-mpi-1", "demo-mpi-2", "demo-mpi-3", "demo-gloo-3"]
+    others = more.experiment.members[1:]  # the first was deleted
+    left = replace(more, experiment=replace(more.experiment, members=others))
+    fourth = store.plan(left, ask(matrix={"backend": ("mpi", "gloo")}, workers=(4,)))
+    assert fourth.experiment.members[:-2] == others
 
 
 @pytest.mark.parametrize(

@@ -207,7 +207,7 @@ def test_gpus() -> None:
 def test_a_cluster_gets_its_options(tmp_path: Path) -> None:
     spec = one(
         COMMAND,
-        REMOTE,
+        replace(REMOTE, details={"node_selector": {"disk": "any", "zone": "a"}, "provisioning_class": "booked"}),
         image="me/train:1",
         namespace="team",
         memory="8Gi",
@@ -221,6 +221,8 @@ def test_a_cluster_gets_its_options(tmp_path: Path) -> None:
     options = spec.pods
     assert (spec.engine, spec.cluster, spec.image) == ("kubernetes", "far", "me/train:1")
     assert (options.namespace, options.memory, options.shm) == ("team", "8Gi", "1Gi")
+    assert options.node_selector == {"disk": "ssd", "zone": "a"}
+    assert options.start_timeout == 7 * 86400  # a booking may take days
     assert spec.env == {"LEVEL": "info"}
     assert (options.collect, options.spread, options.registry) == ("all", False, "ghcr.io/me")
     assert (options.data_claim, spec.data_dir) == ("sets", "/data")
@@ -335,6 +337,13 @@ def test_refused_on_this_machine(request_: Request, changes: dict[str, Any], wor
     assert words in refusal(request_, **changes).message
 
 
+def test_checkpoints_are_as_frequent_as_faults_make_it_worthwhile() -> None:
+    asked: dict[str, Any] = {"workers": (2,), "on_failure": "restart"}
+    assert one(CIFAR, **asked).checkpoint_every == "60s"
+    assert one(CIFAR, **asked, faults="every ~600s kill any rank").checkpoint_every == "7.7s"
+    assert one(CIFAR, **asked, checkpoint_every="5").checkpoint_every == "5"
+
+
 def test_faults_in_pods_are_refused() -> None:
     with pytest.raises(UsageError, match="--faults does not work on Kubernetes"):
         check_faults(replace(one(DIGITS, workers=(2,)), engine="kubernetes", faults="at 9s kill rank 1"))
@@ -383,7 +392,8 @@ def test_refused_where_the_task_cannot() -> None:
 
 
 def test_refused_without_enough_gpus() -> None:
-    assert "one GPU per rank" in refusal(DIGITS, machine=WITH_GPUS, workers=(3,), gpu=True).message
+    for ranks in ({"workers": (3,)}, {"workers": (2,), "processes_per_worker": 2}):
+        assert "one GPU per rank" in refusal(DIGITS, machine=WITH_GPUS, gpu=True, **ranks).message
     no_gpus = Cluster("far", "kind", details={"gpus_per_node": 0})
     assert "has no GPUs" in refusal(DIGITS, no_gpus, gpu=True).message
 

@@ -38,7 +38,7 @@ def track(*events: dict[str, Any], goal: Goal | None = ACCURACY) -> ProgressTrac
 
 
 def test_progress_knows_the_last_of_everything() -> None:
-    progress = track(
+    tracker = track(
         event("phase", 41, phase="loading"),
         event("phase", 50, phase="training", epoch=1, epochs=10),
         event("metric", 55, name="train_loss", value=2.5),
@@ -46,10 +46,14 @@ def test_progress_knows_the_last_of_everything() -> None:
         event("metric", 60, name="val_global_Prec@1", value=55.0),
         event("metric", 70, name="val_global_Prec@1", value=50.0),
         event("phase", 71, phase="training", epoch=2, epochs=10, step=3, steps=4),
-    ).progress(RUNNING, created=1.0)
+    )
+    progress = tracker.progress(RUNNING, created=1.0)
     assert (progress.phase, progress.epoch, progress.epochs, progress.step, progress.steps) == ("training", 2, 10, 3, 4)
     assert (progress.loss, progress.metric, progress.value, progress.best) == (2.5, "Prec@1", 50.0, 55.0)
     assert (progress.comparison, progress.threshold, progress.elapsed) == (">=", 80.0, 60.0)
+    tracker.take(event("phase", 80, phase="training", epoch=3))
+    progress = tracker.progress(RUNNING, created=1.0)
+    assert (progress.epoch, progress.epochs, progress.step) == (3, 10, None)
 
 
 def test_eta_is_the_earlier_of_trend_and_epochs() -> None:
@@ -161,7 +165,8 @@ def test_a_goal_may_come_from_the_task_itself() -> None:
 
 def test_elapsed_ends_with_the_run_and_begins_with_the_first_worker() -> None:
     done = WorkerState(0, "succeeded", exit_code=0, started=40.0, finished=45.0)
-    assert track().progress(Observation(100.0, (done,), ended=Ending.EXITED), created=1.0).elapsed == 5.0
+    workers = (done, replace(done, rank=1, finished=44.0))
+    assert track().progress(Observation(100.0, workers, ended=Ending.EXITED), created=1.0).elapsed == 5.0
     assert track().progress(Observation(100.0, (WorkerState(0),)), created=30.0).elapsed == 70.0
     late = WorkerState(1, "running", started=90.0)
     assert track().progress(Observation(100.0, (late, *RUNNING.workers)), created=1.0).elapsed == 60.0

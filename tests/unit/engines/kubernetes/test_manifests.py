@@ -137,11 +137,13 @@ def test_the_heads_time_is_limited_by_the_cluster() -> None:
 
 
 def test_the_pods_get_the_code_and_the_plan_of_their_agents() -> None:
-    config = manifests(a_served_spec(env={"OMPI_MCA_btl": "tcp", "RANK": "9"}), "default")[1]
+    late = KubernetesOptions(start_timeout=7200)
+    config = manifests(a_served_spec(env={"OMPI_MCA_btl": "tcp", "RANK": "9"}, kubernetes=late), "default")[1]
     assert list(config["data"]) == ["start.sh"]
     plan = json.loads(gzip.decompress(base64.b64decode(config["binaryData"]["plan.json.gz"])))
     # What the user says stays, although it looks like a launcher's; the contract goes first.
     assert plan["environment"]["OMPI_MCA_btl"] == "tcp"
+    assert plan["meeting_seconds"] > 7200
     assert [rank["environment"]["RANK"] for rank in plan["nodes"][1]["ranks"]] == ["2", "3", "5"]
     assert [node["name"] for node in plan["nodes"]] == ["demo-2-0.demo-2", "demo-2-1.demo-2"]
     assert [[rank["rank"] for rank in node["ranks"]] for node in plan["nodes"]] == [[0, 1, 4], [2, 3, 5]]

@@ -23,6 +23,14 @@ def test_a_task_of_the_catalog_runs_only_installed_code_unless_it_is_in_a_contai
     assert make_plan(spec, DETAILS, share_nodes(spec), lock="take", launcher=launcher)["installed_code_only"] is only
 
 
+def test_agents_get_the_variables_of_the_run_and_time_for_nodes_that_may_be_absent() -> None:
+    spec = replace(SPEC, env={"A": "run"}, cpus=4.0, processes_per_worker=2, absent_seconds=900.0)
+    plan = make_plan(spec, DETAILS, share_nodes(spec), lock="take")
+    given = plan["environment"]
+    assert (given["A"], given["B"], given["OMP_NUM_THREADS"]) == ("run", "details", "2")
+    assert plan["meeting_seconds"] > 900
+
+
 SHRINKING = replace(SPEC, on_failure="shrink", workers=4, parameters={"batch_size": 3})
 TWO = [NodeShare((0, 1)), NodeShare((2, 3))]
 ONE_EACH = [NodeShare((worker,)) for worker in range(4)]
