@@ -27,11 +27,16 @@ from tests.fakes.kube_api import KubeApi, stamp
 from tests.fakes.ports import reserve_port
 
 ROOT = Path(__file__).parents[2]
+IMAGE_ID = f"docker.io/library/image@sha256:{'0' * 64}"
 LOOK_SECONDS = 0.05
 
 
 def seconds_between(earlier: str, later: str) -> float:
     return (datetime.fromisoformat(later) - datetime.fromisoformat(earlier)).total_seconds()
+
+
+def describe_container(state: dict[str, Any]) -> dict[str, Any]:
+    return {"name": "main", "state": state, "imageID": IMAGE_ID}
 
 
 @dataclass
@@ -213,7 +218,7 @@ class Kubelet:
         document = {
             "metadata": {"name": name, "labels": {**labels, **index_label}, "ownerReferences": [owner]},
             "spec": {**template["spec"], "nodeName": f"node-{index}"},
-            "status": {"phase": "Running", "containerStatuses": [{"name": "main", "state": state}]},
+            "status": {"phase": "Running", "containerStatuses": [describe_container(state)]},
         }
         self._containers[name] = Container(job["metadata"]["uid"], folder, process, document)
         self.server.folders[name] = folder
@@ -269,8 +274,7 @@ class Kubelet:
         last = container.folder.with_name("termination")
         message = last.read_text() if last.exists() else ""
         facts = {"message": message, "exitCode": container.code, "finishedAt": stamp()[:19] + "Z", **times}
-        state = {"terminated": facts}
         phase = "Failed" if container.code else "Succeeded"
-        statuses = [{"name": "main", "state": state}]
+        statuses = [describe_container({"terminated": facts})]
         status = {"phase": phase, "containerStatuses": statuses, "conditions": container.conditions}
         self.server.put("pods", {**container.document, "status": status})

@@ -19,6 +19,7 @@ from msgspec.structs import replace
 
 from mlbench_cli.agent import link, wire
 from mlbench_cli.agent.head import Head
+from mlbench_cli.engines.base import FoundRun
 from mlbench_cli.engines.follow import read_log
 from mlbench_cli.engines.hosts.engine import HostsEngine
 from mlbench_cli.engines.placement import NodeShare
@@ -138,6 +139,8 @@ def test_a_head_that_is_killed_starts_again_and_loses_nothing(lab: EngineLab, tm
     assert [(run.folder / f"output/rank-{rank}/f").read_text() for rank in range(3)] == ["0\n", "1\n", "2\n"]
     assert find_problems(run.folder) == []
     until(lambda: not head_of(folder))
+    assert isinstance(lab.engine, HostsEngine)
+    assert [found.is_fetched for found in lab.engine.discover() if isinstance(found, FoundRun)] == [True]
 
 
 def test_results_that_are_on_their_way_are_no_orphans(lab: EngineLab) -> None:
@@ -178,6 +181,16 @@ def put_plan(folder: Path, script: str = "true", nodes: int = 1) -> None:
     shares = [NodeShare((node,), address="127.0.0.1") for node in range(nodes)]
     plan = make_plan(spec, details, shares, lock="share")
     (folder / "plan.json").write_text(json.dumps(plan))
+
+
+def test_a_node_whose_head_is_gone_for_good_ends(tmp_path: Path) -> None:
+    put_plan(tmp_path)
+    plan = tmp_path / "plan.json"
+    plan.write_text(json.dumps({**json.loads(plan.read_bytes()), "hold_seconds": 1.0}))
+    link.write_note(str(tmp_path), link.HEAD, ["127.0.0.1"], 1, "token")
+    (tmp_path / "nodes/0").mkdir(parents=True)
+    with start("node", tmp_path / "nodes/0") as node:
+        assert node.wait(PATIENCE) == 0
 
 
 @pytest.mark.slow

@@ -131,10 +131,11 @@ def test_hosts_meet_by_ipv6_if_they_have_nothing_else(tmp_path: Path, monkeypatc
         monkeypatch.setenv(name, value)
     lab = EngineLab("hosts", tmp_path)
     hosts = [HostRecord(name=name, login=name, slots=1, address="::1", interface=None) for name in HOSTS[:2]]
-    lab.engine = HostsEngine(HostsDetails(folder="~/far", python=sys.executable, hosts=hosts))
-    run = lab.start(shell("echo $MASTER_ADDR $GLOO_SOCKET_IFNAME"), workers=2)
+    own = {"NCCL_SOCKET_IFNAME": "ib0"}
+    lab.engine = HostsEngine(HostsDetails(folder="~/far", python=sys.executable, hosts=hosts, env=own))
+    run = lab.start(shell("echo $MASTER_ADDR $GLOO_SOCKET_IFNAME $NCCL_SOCKET_IFNAME"), workers=2)
     assert supervise.follow(run, lab.engine, lab.store, timeout=60).outcome is Outcome.COMPLETED
-    assert {(run.folder / "logs" / f"rank-{rank}.log").read_text() for rank in range(2)} == {"::1 lo\n"}
+    assert {(run.folder / "logs" / f"rank-{rank}.log").read_text() for rank in range(2)} == {"::1 lo ib0\n"}
     measured = [json.loads(line) for line in (run.folder / "resources.jsonl").read_text().splitlines()]
     assert [row["nodes"] for row in measured if row.get("kind") == "network"] == [2]
     lab.close()

@@ -441,6 +441,11 @@ def test_the_times_of_a_removed_cluster_stay(cloud: ToyCloud, store: Store) -> N
     ended = {line["name"]: line["gone"] for line in gone.details["removal"]}
     assert "demo-large" not in ended  # it was gone before
     assert ended["demo-addon"] < ended["demo-small"] < ended["demo-plane"] < ended["demo-network"]
+    up(CLUSTER, toy_resources(cloud, "demo"), store)
+    down(store.cluster("demo"), toy_resources(cloud, "demo"), store)
+    again = store.find_deleted_cluster("demo")
+    assert again is not None
+    assert again.details["removed"] > gone.details["removed"]
     # What was never there leaves no result.
     down(Cluster("never", "toy"), toy_resources(cloud, "never"), store)
     assert store.find_deleted_cluster("never") is None

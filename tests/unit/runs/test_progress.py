@@ -161,6 +161,8 @@ def test_a_goal_may_come_from_the_task_itself() -> None:
     assert (progress.metric, progress.threshold, progress.value, progress.best) == ("Perplexity", 70, 75, 75)
     assert progress.eta is not None
     assert round(progress.eta, 2) == round(5 / 15, 1)
+    tracker.take(event("phase", 3, phase="fine-tuning", goal={**goal, "metric": "Loss", "value": None}))
+    assert tracker.progress(RUNNING, 0.0).best is None
 
 
 def test_elapsed_ends_with_the_run_and_begins_with_the_first_worker() -> None:

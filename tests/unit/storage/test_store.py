@@ -316,7 +316,8 @@ def test_a_folder_whose_name_is_no_text(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_the_store_is_where_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MLBENCH_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MLBENCH_HOME", "home")
     assert Store().folder == tmp_path / "home" == settings.config_dir()
     assert stat.S_IMODE((tmp_path / "home").stat().st_mode) == 0o700
 

@@ -4,6 +4,7 @@ A controller plays the autoscaler: it writes the events that the real one writes
 API server advances by twenty seconds with each observation, after five minutes faster.
 """
 
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from mlbench_cli.runs import supervise
 from mlbench_cli.runs.finalize import FinishedRun
 from mlbench_cli.runs.progress import Progress
 from mlbench_cli.storage.store import Store
+from mlbench_cli.util.times import parse_timestamp
 from tests import NIGHTLY, slow
 from tests.contract.engines.kubernetes.test_engine import a_run, terminated_pod
 from tests.fakes.kube_api import KubeApi
@@ -186,8 +188,11 @@ def follow(server: KubeApi, folder: Path, case: Case, node_after: float | None) 
 def test_a_run_waits_while_a_node_may_still_come(server: KubeApi, tmp_path: Path, name: str) -> None:
     finished, autoscaler = follow(server, tmp_path, WAITING[name], NODE_AFTER)
     assert finished.outcome is Outcome.COMPLETED, autoscaler.said
-    assert "mlbench/stopped" not in server.objects["jobs", "r-2"]["metadata"]["annotations"]
-    assert any("(--start-timeout)" in said for said in autoscaler.said)
+    job = server.objects["jobs", "r-2"]
+    assert "mlbench/stopped" not in job["metadata"]["annotations"]
+    limit = time.gmtime(parse_timestamp(job["status"]["startTime"]) + finished.run.spec.pods.start_timeout)
+    until = f"until {time.strftime('%H:%M', limit)} UTC (--start-timeout)"
+    assert any(until in said for said in autoscaler.said)
 
 
 @pytest.mark.parametrize("name", ["karpenter", "back-off", "a cloud's nodes"] if NIGHTLY else ["back-off"])

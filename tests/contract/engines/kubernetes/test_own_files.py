@@ -10,7 +10,7 @@ import pytest
 from mlbench_cli.app import run
 from mlbench_cli.results.archive.verify import find_problems
 from tests.fakes.kube_api import KubeApi
-from tests.fakes.kubelet import Kubelet
+from tests.fakes.kubelet import IMAGE_ID, Kubelet
 
 TRAIN = """import os
 from parts.model import size
@@ -54,7 +54,9 @@ def test_a_script_finds_its_modules_and_settings(
     archive = archive_of(tmp_path / "home", "own-2")
     assert "working in files depth: 3" in (archive / "logs/rank-1.log").read_text()
     assert (archive / "code/train.py").read_text() == TRAIN
-    assert json.loads((archive / "result.json").read_text())["metrics"] == {"size": 40}
+    result = json.loads((archive / "result.json").read_text())
+    assert result["metrics"] == {"size": 40}
+    assert {state["image_digest"] for state in result["worker_states"]} == {IMAGE_ID.rpartition("@")[2]}
     assert json.loads((archive / "run.json").read_text())["provenance"]["command"]["digest"]
     assert find_problems(archive) == []
     (manifest,) = (archive / "manifests").glob("configmap.yaml")
@@ -69,12 +71,19 @@ def test_a_script_finds_its_modules_and_settings(
     assert "\ncode" in capfd.readouterr().out  # among the differences
 
 
-def test_a_program_stays_executable(server: KubeApi, tmp_path: Path) -> None:
-    program = tmp_path / "project/go.sh"
-    program.write_text("#!/bin/sh\necho it runs\n")
-    program.chmod(0o755)
-    assert start("own", "./go.sh") == 0
-    assert "it runs" in (archive_of(tmp_path / "home", "own-2") / "logs/rank-1.log").read_text()
+def test_each_command_of_a_matrix_brings_its_own_files_and_programs_stay_executable(
+    server: KubeApi, tmp_path: Path
+) -> None:
+    for name in ("go", "other"):
+        program = tmp_path / f"project/{name}.sh"
+        program.write_text(f"#!/bin/sh\necho {name} runs\n")
+        program.chmod(0o755)
+    assert run(["run", "own", "1", "--cluster", "there", "--matrix", "command=./go.sh,./other.sh", "--yes"]) == 0
+    archives = list((tmp_path / "home").glob("runs/*"))
+    assert {path.read_text() for path in (tmp_path / "home").glob("runs/*/logs/rank-0.log")} == {
+        *("go runs\n", "other runs\n")
+    }
+    assert {path.name for archive in archives for path in (archive / "code").iterdir()} == {"go.sh", "other.sh"}
 
 
 def test_an_anonymous_run_gets_its_files_and_keeps_none(server: KubeApi, tmp_path: Path) -> None:
@@ -89,10 +98,15 @@ def test_an_image_of_ones_own_has_its_own_files_unless_some_are_included(
     assert start("own", "python train.py --config settings.yaml", *image) == 7
     assert "the image's train.py; --include train.py sends this folder's" in capfd.readouterr().err
     assert not (archive_of(tmp_path / "home", "own-2") / "code").exists()
-    assert start("sent", "python train.py", *image, "--include", "settings.yaml") == 0
+    folder = tmp_path / "project/configuration"
+    folder.mkdir()
+    for name in ("model.yaml", ".env"):
+        (folder / name).touch()
+    assert start("sent", "python train.py", *image, "--include", "settings.yaml", "--include", folder.name) == 0
     archive = archive_of(tmp_path / "home", "sent-2")
     assert "working in files depth: 3" in (archive / "logs/rank-1.log").read_text()
     assert (archive / "code/settings.yaml").exists()
+    assert [path.name for path in (archive / "code" / folder.name).iterdir()] == ["model.yaml"]  # and no secrets
 
 
 @pytest.mark.parametrize(

@@ -112,15 +112,22 @@ def test_what_a_rank_has_started_ends_with_it_and_not_with_the_run(lab: Lab) -> 
     until(lambda: len(processes_of(run)) == 1)
 
 
-def test_a_rank_begins_with_the_usual_signals_and_its_share_of_the_cores(
+def test_a_rank_begins_with_the_usual_signals_its_share_of_the_cores_and_the_users_variables(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def begin(**options: Any) -> list[str]:
+        variables = "$OMP_NUM_THREADS $GLOO_SOCKET_IFNAME $PYTHONPATH"
+        return lab.log(lab.start(shell(f"grep SigIgn /proc/self/status; echo {variables}"), **options)).decode().split()
+
     monkeypatch.delenv("OMP_NUM_THREADS")
-    run = lab.start(shell("grep SigIgn /proc/self/status; echo $OMP_NUM_THREADS"), workers=2)
-    lab.end(run)
-    ignored, threads = lab.log(run).decode().splitlines()
-    assert not int(ignored.split()[1], 16) & 1 << (signal.SIGPIPE - 1)  # or `yes | head` never ends
-    assert int(threads) == max(1, effective_cores() // 2)
+    _, ignored, threads, interface, *_ = begin(workers=2)
+    assert not int(ignored, 16) & 1 << (signal.SIGPIPE - 1)  # or `yes | head` never ends
+    assert (threads, interface) == (str(max(1, effective_cores() // 2)), "lo")
+    for name, value in {"OMP_NUM_THREADS": "5", "GLOO_SOCKET_IFNAME": "eth7", "PYTHONPATH": "/mine"}.items():
+        monkeypatch.setenv(name, value)
+    _, _, threads, interface, path = begin()
+    assert (threads, interface, path.rpartition(":")[2]) == ("5", "eth7", "/mine")
+    assert begin(cpus=3.0)[2:4] == ["3", "eth7"]  # what the record says wins
 
 
 @pytest.mark.parametrize("is_late", [True, False])

@@ -19,21 +19,6 @@ def seen_by(run: Run, rank: int) -> dict[str, Any]:
     return document
 
 
-@pytest.mark.slow
-def test_threads_follow_cpus_and_the_user(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    def threads(**options: Any) -> str:
-        run = lab.start(shell("echo $OMP_NUM_THREADS $GLOO_SOCKET_IFNAME"), **options)
-        return lab.log(run).decode().strip()
-
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    assert threads(workers=2) == f"{max(1, len(os.sched_getaffinity(0)) // 2)} lo"
-    assert threads(workers=1, cpus=3.0) == "3 lo"
-    monkeypatch.setenv("OMP_NUM_THREADS", "5")
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
-    assert threads(workers=1) == "5 eth7"
-    assert threads(workers=1, cpus=3.0) == "3 eth7"  # what the record says wins
-
-
 def test_render_is_pure_and_says_what_will_run(tmp_path: Path) -> None:
     spec = RunSpec("r-2", "local", "local", "custom", "custom", ("prog", "{rank}"), "gloo", 2)
     (plan,) = LocalEngine().render(spec).documents
@@ -95,7 +80,7 @@ def test_resources_are_written_per_rank_with_their_children(lab: Lab) -> None:
     # However seldom a slow machine lets the agent look for new processes.
     until(lambda: any(line["rank"] == 0 and line["rss_bytes"] > 40_000_000 for line in samples()))
     gate.touch()
-    lab.end(run)
+    assert (lab.end(run).seconds or 0.0) >= 0.3  # although rank 1 has ended before
     mine = [line for line in samples() if line["rank"] == 0]
     assert {line["rank"] for line in samples()} == {0, 1}
     assert len(mine) >= 2

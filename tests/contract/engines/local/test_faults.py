@@ -93,6 +93,14 @@ def test_ranks_start_again_from_the_last_checkpoint_that_is_whole(lab: Lab) -> N
     assert [lab.log(run, rank).decode().strip().rpartition("/")[2] for rank in range(2)] == ["3", "3"]
 
 
+def test_a_run_whose_attempts_make_new_checkpoints_now_and_then_goes_on(lab: Lab) -> None:
+    script = (
+        "cd $MLBENCH_CHECKPOINT_DIR; number=${MLBENCH_ATTEMPT:-0}; test $number = 5 && exit; "
+        "test $((number % 2)) = 1 && mkdir $number && touch $number/main.pt $number/rank-0.pt; exit 3"
+    )
+    assert lab.end(lab.start(shell(script), on_failure="restart")).ended == "exited"
+
+
 def test_what_left_the_group_of_its_rank_ends_before_the_next_attempt(lab: Lab) -> None:
     """torchrun starts its workers in sessions of their own."""
     script = (

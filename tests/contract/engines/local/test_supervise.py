@@ -242,15 +242,16 @@ def test_snapshot_while_running_and_after(lab: Lab) -> None:
     lines = [
         event("phase", phase="training", epoch=2, epochs=5, goal={**GOAL, "value": None}),
         event("metric", name="val_global_Prec@1", value=70.0),
+        event("metric", name="val_global_Prec@1", value=60.0),
         event("metric", name="train_loss", value=0.5),
     ]
     wait = f"while [ ! -e {gate} ]; do sleep 0.01; done"
     run = lab.start(shell(f"echo '{chr(10).join(lines)}'; {wait}; exit $RANK"), workers=2)
-    until(lambda: (run.folder / "logs/rank-0.log").read_bytes().count(b"\n") == 3)
+    until(lambda: (run.folder / "logs/rank-0.log").read_bytes().count(b"\n") == 4)
     now = live_snapshot(lab.store.run(run.name), lab.engine)
     assert (now["outcome"], now["ended"]) == (None, None)
     assert [rank["phase"] for rank in now["ranks"]] == ["running", "running"]
-    assert now["metrics"] == {"val_global_Prec@1": 70.0, "train_loss": 0.5}
+    assert now["metrics"] == {"val_global_Prec@1": 60.0, "train_loss": 0.5}
     assert (now["progress"]["epoch"], now["progress"]["loss"]) == (2, 0.5)
     assert (now["goal"]["best"], now["goal"]["distance"]) == (70.0, 10.0)
     gate.touch()
