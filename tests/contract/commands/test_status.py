@@ -11,6 +11,7 @@ import pytest
 from mlbench_cli.app import run
 from mlbench_cli.model.run import Outcome, RunState
 from mlbench_cli.model.spec import RunSpec
+from mlbench_cli.runs.select import Filter, select
 from mlbench_cli.storage.store import Store
 from mlbench_cli.util.times import timestamp
 from tests.contract.clients import answer
@@ -51,13 +52,18 @@ def test_the_newest_fifty_are_listed(capsys: Captured) -> None:
     assert "10 older runs are hidden; --limit 0 shows all." in printed.err
 
 
-def test_filters_look_at_all_runs(capsys: Captured) -> None:
+def test_filters_look_at_all_runs(capsys: Captured, store: Store) -> None:
     assert names(capsys, "--state", "failed") == [f"run-{number}" for number in range(0, 60, 10)]
     assert names(capsys, "--state", "failed", "--limit", "1") == ["run-50"]
     assert names(capsys, "--task", "digits_resnet") == ["run-0", "run-15", "run-30", "run-45"]
     assert names(capsys, "--since", "60h") == ["run-57", "run-58", "run-59"]
     assert names(capsys, "--since", "20d", "--task", "digits_resnet", "--state", "finished") == ["run-45"]
     assert names(capsys, "--state", "running") == []
+    for state in (RunState.QUEUED, RunState.SUBMITTED):
+        spec = RunSpec(f"now-{state}", "far", "kubernetes", "custom", "custom", ("true",), "gloo", 1)
+        store.advance(store.record_run(spec), state)
+    rows, _ = select(store, all_runs=True, filter=Filter(("pending",)))  # as in mlbench delete --state pending
+    assert [row.run.name for row in rows] == ["now-queued", "now-submitted"]
     assert run(["status", "--state", "lost"]) == 0
     assert "No run matches." in capsys.readouterr().err
 

@@ -63,6 +63,18 @@ def test_a_rank_that_has_ended_well_starts_again_with_the_others(lab: EngineLab)
     assert [(worker.exit_code, worker.restarts) for worker in end.workers] == [(0, 1)] * 2
 
 
+def test_each_attempt_goes_on_from_the_last_checkpoint_of_all_machines(lab: EngineLab, tmp_path: Path) -> None:
+    script = (
+        "number=${MLBENCH_ATTEMPT:-0}; echo from ${MLBENCH_RESUME##*/}; test $number = 2 && exit; "
+        "cd $MLBENCH_CHECKPOINT_DIR; mkdir -p $number; touch $number/rank-$RANK.pt; "
+        f"if test $RANK = 1; then touch {tmp_path}/$number; exec sleep 60; fi; touch $number/main.pt; "
+        f"until test -e {tmp_path}/$number; do sleep 0.02; done; exit 3"
+    )
+    run = lab.start(shell(script), workers=2, on_failure="restart")
+    assert lab.end(run).ended == "exited"
+    assert lab.log(run, 0) == b"from\nfrom 0\nfrom 1\n"
+
+
 def test_without_a_policy_the_run_fails_by_the_rank_that_was_killed(lab: EngineLab) -> None:
     run = lab.start(shell("sleep 60"), workers=2, faults="at 0.3s kill rank 1")
     end = lab.end(run)

@@ -136,6 +136,18 @@ def test_an_agent_that_was_stopped_ends_its_run_soon_after_its_deadline(tmp_path
     assert (tmp_path / "nodes/0/.state/results.json").exists()
 
 
+def test_the_time_until_a_run_gives_up_a_missing_node_is_not_part_of_its_timeout(tmp_path: Path) -> None:
+    details = MachineDetails(folder=str(tmp_path), python=sys.executable, interface="lo")
+    spec = RunSpec(
+        "late-2", "c", "hosts", "custom", "custom", shell("sleep 1"), "gloo", 2, timeout=3.0, absent_seconds=4.0
+    )
+    shares = [NodeShare((worker,), address="127.0.0.1") for worker in range(2)]
+    (tmp_path / "plan.json").write_text(json.dumps(make_plan(spec, details, shares, lock="share")))
+    with subprocess.Popen([sys.executable, "-m", "mlbench_cli.agent.node", str(tmp_path / "nodes/0")]) as node:
+        node.wait(PATIENCE)
+    assert json.loads((tmp_path / "nodes/0/.state/state.json").read_text())["ended"] == "exited"
+
+
 def change_job(state: str) -> None:
     """The state of the only job, as squeue gives it."""
     (path,) = Path(os.environ["SLURM_CONF"]).parent.glob("job-*.json")

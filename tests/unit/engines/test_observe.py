@@ -134,7 +134,8 @@ def test_a_run_whose_folder_is_gone_or_that_has_no_nodes_has_not_ended() -> None
 def test_what_ended_the_run_first_decides_how_it_ended(first: dict[str, Any], ended: Ending) -> None:
     ranks = rank_facts(0, "failed", stopped=True), rank_facts(1, "failed", exit_code=3)
     hub = NodeReport(node_state(ranks[0], ended=Ending.FAILED, first=first), PACKED, alive=False)
-    other = NodeReport(node_state(ranks[1], ended=Ending.FAILED), PACKED, alive=False)
+    seen = {"why": "canceled", "rank": None, "node": 1}  # when node 0 stopped it
+    other = NodeReport(node_state(ranks[1], ended=Ending.FAILED, first=seen), PACKED, alive=False)
     observation = look(hub, other)
     assert observation.ended is ended
     assert observation.first_failed == (1 if ended is Ending.FAILED else None)
