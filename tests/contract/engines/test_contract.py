@@ -185,7 +185,7 @@ def test_whoever_cancels_a_run_while_it_is_submitted_ends_it(lab: EngineLab, hom
 # --- logs -----------------------------------------------------------------------------------------------------------
 
 
-@by_day("slurm", "kubernetes")
+@pytest.mark.parametrize("kind", ENGINES if NIGHTLY else ["local", "slurm", *slow(["kubernetes"])])
 def test_logs_are_exact_and_resume_at_a_cursor(lab: EngineLab, tmp_path: Path) -> None:
     (tmp_path / "nasty").write_bytes(NASTY)
     run = lab.start(shell(f"cat {tmp_path / 'nasty'}; exec 1>&2; printf $RANK"), workers=2)

@@ -51,7 +51,7 @@ def test_run_alone_asks_for_everything(home: Path) -> None:
 
 def test_without_a_cluster_one_can_be_created_for_the_runs(home: Path) -> None:
     person = Terminal("run", "--dry-run", home=home, columns=200)
-    person.answer(NAME, "mine")
+    person.answer(NAME, "")
     person.answer(CLUSTER, "new gke")
     person.answer("empty: none: ", "l4")
     person.answer(TASK, "digits")
@@ -60,9 +60,8 @@ def test_without_a_cluster_one_can_be_created_for_the_runs(home: Path) -> None:
     person.answer(SIZES, "2")
     person.answer(BACKEND, "nccl")
     said = same_command(person)
-    assert (
-        said == "mlbench run mine 2 --task digits_resnet --preset tiny --backend nccl --gpu --create gke --gpu-type l4"
-    )
+    options = "--preset tiny --backend nccl --gpu --create gke --gpu-type l4"
+    assert said == f"mlbench run my-run 2 --task digits_resnet {options}"
     code, printed = person.finish()  # there are no credentials: a sketch of the plan, and what would be submitted
     assert code == 0
     assert "GKE control plane" in printed
@@ -131,7 +130,9 @@ def test_a_menu_shows_what_matches_and_marks_the_default(home: Path) -> None:
     person = Terminal("run", "x", "1", "--dry-run", home=home, columns=200)
     person.expect("allreduce")
     assert person.expect("bert_pretraining").count("(default)") == 1
-    person.type("handwritten\r")  # in the title of one task
+    person.type("nonsense\r")
+    person.expect('nothing matches "nonsense"')
+    person.type("\x15handwritten\r")  # in the title of one task
     person.expect("Task: digits_resnet")
     person.expect(PRESET)
     assert "(default)" in person.expect("tiny")
@@ -140,40 +141,25 @@ def test_a_menu_shows_what_matches_and_marks_the_default(home: Path) -> None:
     assert person.finish()[0] == 0
 
 
-def test_a_line_can_be_edited(home: Path) -> None:
+def test_a_line_may_be_typed_ahead_and_edited_and_is_asked_again_if_it_is_wrong(home: Path) -> None:
     person = Terminal("run", "--task", "digits_resnet", "--dry-run", home=home)
+    person.type("Wrong!\n")
+    person.expect("is not a DNS label")
     person.expect(NAME)
     person.type("bXd" + LEFT + "\x7f" + HOME_KEY + "a" + RIGHT + "c" + END + "zz\x7f" + LEFT + DELETE + "\n")
+    for wrong in ("0", "two", "-1", "5000", "²", "1 1"):
+        person.answer(SIZES, wrong)
     person.expect(SIZES)
     person.type("7 7 7\x17\x17" + "\x15" + "3\n")
     assert same_command(person).startswith("mlbench run abcd 3 ")
     assert person.finish()[0] == 0
 
 
-def test_what_is_typed_ahead_counts(home: Path) -> None:
-    person = Terminal("run", "--task", "digits_resnet", "--dry-run", home=home)
-    person.type("ahead\n2\n")
-    assert same_command(person).startswith("mlbench run ahead 2 ")
-    assert person.finish()[0] == 0
-
-
-def test_nothing_matches(home: Path) -> None:
-    person = Terminal("run", "x", "1", "--dry-run", home=home)
-    person.expect(TASK)
-    person.type("nonsense\r")
-    person.expect('nothing matches "nonsense"')
-    person.type("\x15cust\r")
-    person.expect("Task: custom")
-    person.answer("Command: ", "")
-    person.expect("Please enter a value.")
-    person.answer("Command: ", "true")
-    person.answer(BACKEND, "")
-    assert person.finish()[0] == 0
-
-
 def test_an_own_command_and_an_own_backend(home: Path) -> None:
     person = Terminal("run", "mine", "1", home=home)
     person.answer(TASK, "custom")
+    person.answer("Command: ", "")
+    person.expect("Please enter a value.")
     person.answer("Command: ", "sh -c 'echo $MLBENCH_BACKEND of {rank}'")
     person.answer(BACKEND, "custom")
     person.answer("Name of the backend: ", "ucc")
@@ -246,18 +232,6 @@ def test_a_damaged_memory_is_no_obstacle(home: Path, damaged: bytes) -> None:
     person.answer(BACKEND, "")
     assert person.finish()[0] == 0
     assert json.loads((home / "answers.json").read_text())["command"] == "true"
-
-
-def test_wrong_answers_are_asked_again(home: Path) -> None:
-    person = Terminal("run", "--task", "digits_resnet", "--dry-run", home=home)
-    person.answer(NAME, "Wrong!")
-    person.expect("is not a DNS label")
-    person.answer(NAME, "")
-    for wrong in ("0", "two", "-1", "5000", "²", "1 1"):
-        person.answer(SIZES, wrong)
-    person.answer(SIZES, "2")
-    assert same_command(person).startswith("mlbench run my-run 2 ")
-    assert person.finish()[0] == 0
 
 
 def test_flags_answer_questions(home: Path) -> None:

@@ -83,20 +83,16 @@ def ask(options: dict[str, Any], **matrix: Any) -> Request:
 
 
 @pytest.mark.parametrize(("options", "key", "values"), AXES.values(), ids=[*AXES])
-def test_a_further_value_of_an_axis_is_added(options: dict[str, Any], key: str, values: tuple[Any, Any]) -> None:
+def test_a_further_value_of_an_axis_is_added_and_nothing_else_may_differ(
+    options: dict[str, Any], key: str, values: tuple[Any, Any]
+) -> None:
     first = plan(ask(options, **{key: values[:1]}))
     more = plan(ask(options, **{key: values}), first)
     assert (len(first.new), len(more.new), len(more.runs)) == (1, 1, 2)
     assert [member.index for member in more.experiment.members] == [0, 1]
     (one,), (other,) = first.new, more.new
     assert one.spec.content_hash != other.spec.content_hash
-
-
-@pytest.mark.parametrize(("options", "key", "values"), AXES.values(), ids=[*AXES])
-def test_nothing_else_may_differ(options: dict[str, Any], key: str, values: tuple[Any, Any]) -> None:
-    """Here, whether the run is anonymous, which no axis decides."""
-    first = plan(ask(options, **{key: values[:1]}))
-    with pytest.raises(UsageError, match="anonymous was"):
+    with pytest.raises(UsageError, match="anonymous was"):  # which no axis decides
         plan(replace(ask(options, **{key: values[1:]}), anonymous=True), first)
 
 

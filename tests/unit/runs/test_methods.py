@@ -86,13 +86,6 @@ def test_what_cannot_be_is_refused_with_what_can(options: Mapping[str, Any], mes
     assert hint is None or hint in (error.value.hint or "")
 
 
-def test_servers_on_a_cluster_are_units_after_the_workers() -> None:
-    found = spec(cluster=Cluster("far", "kind"), method="wfbp-ps", servers=2, processes_per_worker=2)
-    assert (found.world_size, found.unit_count, found.process_count) == (4, 4, 6)
-    assert [list(found.ranks_of(unit)) for unit in range(4)] == [[0, 1], [2, 3], [4], [5]]
-    assert [found.unit_of(rank) for rank in range(6)] == [0, 0, 1, 1, 2, 3]
-
-
 def test_shards_on_gpus_are_refused_with_gloo() -> None:
     with pytest.raises(UsageError, match="gloo cannot do on GPUs") as error:
         spec(cluster=Cluster("far", "kind"), method="fsdp2", gpu=True, gpus_per_worker=1, backend="gloo")

@@ -29,11 +29,6 @@ def elsewhere(lab: Lab, *argv: str) -> "subprocess.CompletedProcess[str]":
     )
 
 
-def change_state(lab: Lab, **changes: object) -> None:
-    path = lab.runs[0].folder / ".state" / "state.json"
-    path.write_text(json.dumps({**json.loads(path.read_bytes()), **changes}))
-
-
 def test_a_running_run_is_running_in_another_pid_namespace(lab: Lab) -> None:
     if not shutil.which("unshare") or subprocess.run([*UNSHARE, "true"], capture_output=True, check=False).returncode:
         pytest.skip("a PID namespace cannot be made here: it needs root")
@@ -48,31 +43,23 @@ def test_a_running_run_is_running_in_another_pid_namespace(lab: Lab) -> None:
     assert find_problems(run.folder) == []
 
 
-def test_from_another_host_nothing_is_known_and_nothing_is_decided(lab: Lab) -> None:
+def test_from_another_host_nothing_is_known_nothing_decided_and_no_process_signaled(lab: Lab) -> None:
     run = lab.start(SLEEP)
-    state = (run.folder / ".state" / "state.json").read_bytes()
-    try:
-        change_state(lab, host="login-2", boot_id="that of login-2")
+    path = run.folder / ".state" / "state.json"
+    state = path.read_bytes()
+    with subprocess.Popen(["sleep", "600"]) as bystander:
+        foreign = {"host": "login-2", "boot_id": "that of login-2", "pid": bystander.pid, "deadline": 0.0}
+        path.write_text(json.dumps({**json.loads(state), **foreign}))
         observation = lab.engine.look(run)
         assert observation.ended is None
         assert [finding.code for finding in observation.findings] == ["unknown_from_here"]
         assert "login-2" in observation.findings[0].summary
         with pytest.raises(UsageError, match="cannot be reached"):
             lab.engine.cancel(run)
-    finally:
-        (run.folder / ".state" / "state.json").write_bytes(state)
-
-
-def test_from_another_host_no_process_of_this_one_is_signaled(lab: Lab) -> None:
-    run = lab.start(SLEEP)
-    state = (run.folder / ".state" / "state.json").read_bytes()
-    with subprocess.Popen(["sleep", "600"]) as bystander:
-        change_state(lab, host="login-2", boot_id="that of login-2", pid=bystander.pid, deadline=0.0)
         head = LocalEngine().head(run)
-        assert head.read().nodes[0].state is not None
         head.print_stacks()
         head.wait(0.0)
         time.sleep(0.1)
         assert bystander.poll() is None
         bystander.kill()
-    (run.folder / ".state" / "state.json").write_bytes(state)
+    path.write_bytes(state)
