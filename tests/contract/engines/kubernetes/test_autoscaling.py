@@ -208,6 +208,8 @@ def test_a_pool_that_never_comes_ends_the_run_at_its_start_timeout(server: KubeA
 def test_what_no_node_can_cure_ends_a_run_after_a_minute(server: KubeApi, tmp_path: Path, name: str) -> None:
     finished, _ = follow(server, tmp_path, NEVER[name], None)
     assert finished.outcome is Outcome.NEVER_STARTED
-    assert (0 if NEVER[name].booking else 60) <= server.ahead < 300
+    assert server.ahead < 300
     if NEVER[name].booking:
         assert "no machines in this zone" in finished.findings[0].summary
+    else:
+        assert server.ahead > 60  # an autoscaler may need as long to say that it acts

@@ -100,7 +100,7 @@ def test_an_image_of_ones_own_has_its_own_files_unless_some_are_included(
     assert not (archive_of(tmp_path / "home", "own-2") / "code").exists()
     folder = tmp_path / "project/configuration"
     folder.mkdir()
-    for name in ("model.yaml", ".env"):
+    for name in ("model.yaml", "secrets.yaml"):
         (folder / name).touch()
     assert start("sent", "python train.py", *image, "--include", "settings.yaml", "--include", folder.name) == 0
     archive = archive_of(tmp_path / "home", "sent-2")

@@ -69,7 +69,7 @@ def test_a_folder_that_cannot_be_made_is_a_usage_error(lab: Lab, obstacle: str) 
 
 def test_resources_are_written_per_rank_with_their_children(lab: Lab) -> None:
     gate = lab.store.folder / "gate"
-    cached = 'for _ in range(60): open("/proc/self/exe", "rb").read(1 << 20)'
+    cached = 'for _ in range(2000): open(os.__file__, "rb").read()'
     burn = "block = bytearray(40_000_000)\nwhile time.process_time() < 0.3: pass\n"
     burn = f'import os, time\n{cached}\n{burn}while not os.path.exists("{gate}"): time.sleep(0.05)'
     run = lab.start(shell(f"if [ $RANK = 0 ]; then python -c '{burn}'; exit 0; fi"), workers=2)
