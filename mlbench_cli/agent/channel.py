@@ -7,6 +7,7 @@ asked, and no argument of a request appears on a command line.
 import contextlib
 import math
 import os
+import random
 import re
 import selectors
 import shlex
@@ -27,6 +28,7 @@ from mlbench_cli.agent.serve import MARKER
 from mlbench_cli.errors import CredentialError, MlbenchError, RemoteError, UnreachableError, UsageError
 
 CONNECT_SECONDS = 10
+DROPPED_SECONDS = 20.0  # in which a connection is tried again that a server has dropped
 ASK_SECONDS = 3.0  # in which ssh says which options it knows
 CALL_SECONDS = 40.0
 BLOCK = 1 << 20
@@ -79,6 +81,11 @@ def load(name, text):
     exec(compile(text, name, "exec"), vars(module))
 """
 Document = Mapping[str, Any]
+
+
+class _Dropped(UnreachableError):
+    """A server has closed a connection before it said its version, as a jump host does at random while more logins
+    begin than its MaxStartups (sshd_config(5): from 10 on)."""
 
 
 @dataclass(frozen=True)
@@ -242,7 +249,18 @@ class Channel:
     def _connect(self, end: float) -> None:
         if self._process is not None and self._process.poll() is None:
             return
-        self.close()
+        until = min(end, time.monotonic() + DROPPED_SECONDS)
+        while True:
+            self.close()
+            try:
+                self._start(end)
+                break
+            except _Dropped:
+                if time.monotonic() >= until:
+                    raise
+            time.sleep(random.uniform(0.2, 1.0))
+
+    def _start(self, end: float) -> None:
         words = self.target.command()
         if shutil.which(words[0]) is None:
             raise UsageError(f"{words[0]} is not on the path of this machine.", hint="Install it, or use --python.")
@@ -355,7 +373,9 @@ def explain_failure(target: Target, what: str, code: int | None, text: str) -> M
             f"On {target.name}, {target.python} cannot be run: {last}",
             hint="Name a Python 3.10 or later there: --python",
         )
-    return UnreachableError(f"{target.name} does not answer: {last}", hint=f"Try: {ssh}")
+    is_dropped = code == 255 and "kex_exchange_identification: " in text and all(map(CONSEQUENCES.match, lines))
+    kind = _Dropped if is_dropped else UnreachableError
+    return kind(f"{target.name} does not answer: {last}", hint=f"Try: {ssh}")
 
 
 def close_all(channels: Sequence[Channel]) -> None:

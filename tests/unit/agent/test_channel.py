@@ -2,6 +2,7 @@
 
 import os
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -113,6 +114,25 @@ def test_what_was_written_before_the_end_is_told(
     with pytest.raises(MlbenchError) as caught:
         channel.call("anything")
     assert words in caught.value.message
+
+
+def test_a_connection_that_a_jump_host_drops_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """OpenSSH's own words for it, with a ProxyJump."""
+    lines = "kex_exchange_identification: Connection closed by remote host\nConnection closed by UNKNOWN port 65535"
+    (tmp_path / "ssh").write_text(
+        f"""#!/bin/sh
+case " $* " in *" -V "*) exit 0 ;; esac
+echo x >>{tmp_path}/tried
+if [ $(wc -l <{tmp_path}/tried) -lt 3 ]; then echo '{lines}' >&2; exit 255; fi
+for word; do command=$word; done
+exec sh -c "$command"
+"""
+    )
+    (tmp_path / "ssh").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    with closing(Channel(Target("m1", sys.executable))) as channel:
+        assert channel.call("hello")["writable"]
+    assert len((tmp_path / "tried").read_text().splitlines()) == 3
 
 
 @pytest.mark.parametrize("script", ["exec yes", "echo hello; sleep 60", "printf '0 0 0\\n'; sleep 60"])
