@@ -228,7 +228,7 @@ def probe_nodes(channel: Channel, details: SlurmDetails, found: NodeCount) -> li
     channel.call("put", token.encode(), path=path, mode=0o644, new=True)
     python = details.python
     # In each node's login shell, as the batch script of a run on its first node.
-    raw = f'{watch_setup(details.setup)}\nexec /bin/sh -c "$@"'
+    raw = f'probe=("$@"); set --\n{watch_setup(details.setup)}\nexec /bin/sh -c "${{probe[@]}}"'
     words = ["/bin/bash", "-lc", raw, "setup", _PROBE, path, python, _VERSIONS]
     name = f"mlbench-probe-{secrets.token_hex(4)}"
     argv = [

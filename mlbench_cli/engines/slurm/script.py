@@ -81,18 +81,21 @@ def render_script(spec: RunSpec, details: SlurmDetails, code_folder: str) -> str
 
 
 def watch_setup(setup: str) -> str:
-    """The lines of --setup, and what notes the first command of them that fails or exits, and ends the script. The
-    probe of attach-slurm runs the same lines in the same shell and environment. Empty without lines."""
+    """The lines of --setup, sourced, and what notes the first command of them that fails or exits, and ends the script.
+    The probe of attach-slurm runs the same lines in the same shell and environment. Empty without lines."""
     if not setup.strip():
         return ""
     return "\n".join(
         (
             "set +u",
-            f"""mlbench_failed() {{ trap - ERR EXIT; echo "{SETUP_FAILED}: exit code $1 from: $2" >&2""",
-            """[ -z "${run:-}" ] || echo "exit code $1 from: $2" >"$run/setup.failed"; exit 78; }""",
+            r"""mlbench_failed() { set -- "exit code $1 from: ${2/#source \/dev\/fd\/3*/the end of the lines}" """,
+            f"""trap - ERR EXIT; echo "{SETUP_FAILED}: $1" >&2""",
+            """[ -z "${run:-}" ] || echo "$1" >"$run/setup.failed"; exit 78; }""",
             """trap 'mlbench_failed "$?" "$BASH_COMMAND"' ERR""",
             """trap 'mlbench_failed "$?" "a line that ended the shell"' EXIT""",
+            "source /dev/fd/3 3<<'MLBENCH_SETUP'",
             setup.rstrip(),
+            "MLBENCH_SETUP",
             "trap - ERR EXIT; set +e",
         )
     )

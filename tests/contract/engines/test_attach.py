@@ -100,7 +100,7 @@ def test_a_line_of_setup_that_fails_is_quoted_when_attaching_and_before_a_run(
 
 @pytest.mark.slow
 def test_lines_of_setup_hold_for_the_probe_and_the_ranks_alike(shell: Shell, tmp_path: Path) -> None:
-    (tmp_path / "setup.sh").write_text("hello() { export GREETING=hello; }\nhello\n")
+    (tmp_path / "setup.sh").write_text('hello() { export GREETING="hello$*"; }\nhello "$@"\nset -e\nreturn\nfalse\n')
     shell("attach-slurm", "s", "--shared", str(tmp_path / "far"), "--python", shell.python, "--setup", "setup.sh")
     shell("run", "r", "1", "--command", "sh -c 'echo $GREETING'", "--yes")
     assert shell("logs", "r-1") == "hello\n"
