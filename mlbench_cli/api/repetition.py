@@ -211,7 +211,8 @@ def _use_code(spec: RunSpec, code: Mapping[str, bytes], home: Path) -> tuple[Run
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
         path.chmod(0o700 if data.startswith(b"#!") else 0o600)
-    words = (word if not word.startswith("/") or Path(word).name not in code else Path(word).name for word in spec.argv)
+    # With "./", so that a script that is the program itself is not looked for on the PATH.
+    words = (f"./{name}" if word.startswith("/") and (name := Path(word).name) in code else word for word in spec.argv)
     return replace(spec, argv=tuple(words), include_files=tuple(sorted(code))), folder
 
 

@@ -14,6 +14,7 @@ from mlbench_cli.api import Client
 from mlbench_cli.errors import NotFoundError, UsageError
 from mlbench_cli.model.run import ExperimentState, Outcome
 from mlbench_cli.runs.request import Request
+from tests.contract.local_runs import until
 from tests.needs import needs
 
 PROGRAM = r"""
@@ -52,6 +53,7 @@ def test_a_run_is_started_followed_and_read(client: Client, command: str) -> Non
     )
     assert [point.value for point in run.metrics(["loss"])] == pytest.approx([1, 1 / 2, 1 / 3])
     assert [point.epoch for point in run.metrics(last=1)] == [3]
+    assert not run.metrics(since=run.metrics(last=1)[0].time + 1)
     assert [entry.text for entry in run.logs(0)] == [b"epoch 1\n", b"epoch 2\n", b"epoch 3\n"]
     assert run.archive().result["outcome"] == "completed"
     assert api.judge(run.folder).outcome is Outcome.COMPLETED
@@ -60,16 +62,17 @@ def test_a_run_is_started_followed_and_read(client: Client, command: str) -> Non
 
 
 def test_a_running_run_has_metrics_logs_and_can_be_canceled(client: Client, command: str) -> None:
-    experiment = client.run("long", 1, command=f"sh -c '{command}; sleep 600'")
-    (run,) = experiment.runs()
+    experiment = client.run("long", [1, 2], command=f"sh -c '{command}; sleep 600'")
+    run = experiment.runs()[0]
     for _ in run.follow(0.1):
         if len(run.metrics()) == 3:
             break
     assert not run.is_finished
     assert run.is_running
     assert [entry.text for entry in run.logs(0, tail=1)] == [b"epoch 3\n"]
-    assert run.cancel().outcome is Outcome.CANCELED
     experiment.cancel()
+    assert run.outcome is Outcome.CANCELED
+    until(lambda: experiment.state is ExperimentState.STOPPED)
 
 
 def test_runs_are_found_newest_first_and_page_by_page(client: Client, command: str) -> None:
@@ -189,7 +192,8 @@ def test_a_file_of_runs_is_planned_run_and_tabulated(client: Client, tmp_path: P
     assert client.prepare_file(str(file)).plan().left == ()
     again = client.prepare_file("study")  # as it is recorded
     assert again.plan().left == ()
-    assert [run.name for run in again.plan(retry_failed=True).left] == ["study-bad-1-r1-try2", "study-bad-1-r2-try2"]
+    again.run_all(retry_failed=True)
+    assert [run.name for run in client.runs(contains="try2")] == ["study-bad-1-r2-try2", "study-bad-1-r1-try2"]
 
 
 def test_a_client_in_another_thread_is_told_to_be_one_of_its_own(client: Client) -> None:

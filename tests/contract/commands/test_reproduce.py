@@ -110,13 +110,13 @@ def test_a_training_is_repeated_on_hosts(folder: Path, monkeypatch: pytest.Monke
 
 
 def test_a_plan_is_printed_and_nothing_run(folder: Path, capsys: Captured) -> None:
-    archive = strangers_archive(folder, **digits(seed=7))
+    archive = strangers_archive(folder, **digits(seed=7, data_dir="/of/theirs"))
     sealed = sealed_repeats(folder / "a", GOOD)
     failed = sealed_run(folder / "b", "failed", **digits())
     assert run(["reproduce", sealed[0], "--dry-run"]) == 2  # a task that nobody knows
     assert run(["reproduce", str(failed), "--dry-run"]) == 2
     assert "it has no result to reproduce" in capsys.readouterr().err
-    plan = answer(capsys, "reproduce", archive, "--repeat", "2", "--dry-run")
+    plan = answer(capsys, "reproduce", archive, "--data-dir", str(folder), "--repeat", "2", "--dry-run")
     assert [(each["name"], each["seed"]) for each in plan["runs"]] == [("x-repro-1-r1", 7), ("x-repro-1-r2", 8)]
     assert not Store().runs()
 
@@ -139,11 +139,12 @@ def test_a_strangers_script_is_shown_and_runs_only_if_somebody_agrees(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
     """With the files of the archive, not those that stand here, and never because of --yes."""
-    script = "import sys, helper\nopen('ran', 'a').write(helper.WORD + sys.argv[1])\n"
+    script = f"#!{sys.executable}\nimport sys, helper\nopen('ran', 'a').write(helper.WORD + sys.argv[1])\n"
     (folder / "train.py").write_text(script)
     (folder / "helper.py").write_text("WORD = 'theirs'\n")
     path = folder / "train.py"
-    assert run(["run", "x", "1", "--command", f"{sys.executable} {path} 7", "--repeat", "2"]) == 0
+    path.chmod(0o755)
+    assert run(["run", "x", "1", "--command", f"{path} 7", "--repeat", "2"]) == 0
     assert run(["download", "x", "--to", "x.zip"]) == 0
     (folder / "ran").unlink()
     monkeypatch.setenv("MLBENCH_HOME", str(folder / "elsewhere"))

@@ -135,6 +135,7 @@ def test_a_goal_may_be_required(tmp_path: Path, capsys: Captured) -> None:
     assert "goal_missed" in capsys.readouterr().out
     assert run(["wait", "a-1", "--require-goal"]) == 7
     assert run(["run", "b", "1", "--command", "cat events", "--require-goal"]) == 7
+    assert run(["run", "c", "--from", "a-1", "--require-goal"]) == 7
 
 
 def test_a_spec_file_is_enough(tmp_path: Path, capsys: Captured) -> None:
@@ -286,13 +287,15 @@ def test_logs(written: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
 
 
 def test_a_download_replaces_nothing_by_accident(tmp_path: Path, capsys: Captured) -> None:
-    assert run(["run", "a", "1", *shell("true")]) == 0
+    """And is the archive of one run, whatever the run has written."""
+    assert run(["run", "a", "1", *shell("echo PK > $MLBENCH_OUTPUT_DIR/model.zip")]) == 0
     Path("results.zip").write_text("mine")
     assert run(["download", "a-1"]) == 2
     assert "Add --force" in capsys.readouterr().err
     assert Path("results.zip").read_text() == "mine"
     assert run(["download", "a-1", "--force"]) == 0
     assert run(["verify", "results.zip"]) == 0
+    assert run(["run", "b", "--from", "results.zip"]) == 0
     assert run(["download", "a-1", "-o", str(tmp_path)]) == 0
     assert (tmp_path / "a-1.zip").exists()
 

@@ -65,20 +65,21 @@ def rank_pid(folder: Path) -> int:
     return int(until(lambda: (folder / "pid").exists() and (folder / "pid").read_text().strip()))
 
 
-def test_ctrl_c_cancels_and_keeps(home: Path, tmp_path: Path) -> None:
-    person = Terminal("run", "a", "1", "2", *SLEEPER, home=home, cwd=tmp_path)
+def test_ctrl_c_cancels_and_keeps(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    person = Terminal("run", "a", "1", "2", "3", *SLEEPER, home=home, cwd=tmp_path)
     person.expect("Ctrl-C cancels the run and keeps partial results.")
     pid = rank_pid(tmp_path)
     person.type("\x03")
     code, printed = person.finish()
     assert code == 130
     assert 'Canceled the run "a-1"' in printed
-    assert "Not started: a-2; to resume: mlbench run a" in printed
+    assert "Not started: a-2, a-3; to resume: mlbench run a" in printed
     until(lambda: not alive(pid))
     rows = Store(home).runs()
-    assert [(row.run.name, row.outcome) for row in rows] == [("a-1", "canceled"), ("a-2", None)]
+    assert [(row.run.name, row.outcome) for row in rows] == [("a-1", "canceled"), ("a-2", None), ("a-3", None)]
     assert (rows[0].run.folder / "logs" / "rank-0.log").read_text() == "begun\n"
-    assert (rows[0].run.folder / "SHA256SUMS").exists()
+    assert run(["report", "a.md", "a"]) == 0
+    assert "2 of 3 runs of a have no results yet and are omitted." in capsys.readouterr().err
 
 
 def test_sigterm_cancels_and_keeps(home: Path, tmp_path: Path) -> None:

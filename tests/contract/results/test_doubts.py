@@ -92,7 +92,10 @@ def test_conditions_have_to_be_the_same_on_both_sides(
 def test_restarted_runs_and_other_clusters_are_not_repeats(tmp_path: Path, capsys: Captured) -> None:
     runs = []
     for name, attempts in (("calm-2", 1), ("rough-2", 3)):
-        made = new_run(tmp_path / name, spec(name, on_failure="restart"))
+        logs = {rank: training_log(rank) for rank in (0, 1)}
+        for step, cost in enumerate((0.1, 0.3), 1):
+            logs[0].insert(1, event("metric", at=30.0, name="checkpoint_seconds", value=cost, step=step))
+        made = new_run(tmp_path / name, spec(name, on_failure="restart"), logs)
         times = [
             {"started": 30.0 * n, "training": 30.0 * n + 1, "ended": 30.0 * (n + 1), "ranks": 2}
             for n in range(attempts)
@@ -103,6 +106,7 @@ def test_restarted_runs_and_other_clusters_are_not_repeats(tmp_path: Path, capsy
         write_run_document(made)
         seal(made, observation_of(2))
         runs.append(str(tmp_path / name))
+        assert json.loads((tmp_path / name / "result.json").read_text())["faults"]["checkpoint_seconds"] == 0.2
     assert "interruptions differ" in show(capsys, ["compare", *runs], 0)
     show(capsys, ["report", "out.html", *runs], 0)
     page = Path("out.html").read_text()

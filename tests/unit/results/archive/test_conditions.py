@@ -40,6 +40,7 @@ def test_without_samples_nothing_is_claimed() -> None:
 def test_more_ranks_than_cores_are_crowded() -> None:
     found = assess_conditions(spec(workers=4), None, rows(cores=2))
     assert found.crowded == Condition("crowded", "4 ranks on 2 cores", {"ranks": 4, "cpus": 0.0, "cores": 2})
+    assert assess_conditions(spec(workers=2, processes_per_worker=2), None, rows(cores=2)).crowded == found.crowded
     assert assess_conditions(spec(workers=4, run_on_all=False), None, rows(cores=2)).crowded is None
     assert (
         assess_conditions(spec(workers=2, cpus=2), None, rows(cores=3)).phrase

@@ -47,6 +47,7 @@ def test_the_tasks_own_program_as_specified_is_closed(options: dict[str, Any]) -
         ({"preset": "legacy"}, "preset legacy"),
         ({"preset": "legacy", "set": {"epochs": 9}}, "preset legacy, epochs 9 instead of 164"),
         ({"command": "python mine.py"}, "a command of one's own"),
+        ({"on_failure": "restart"}, "failed ranks were started again"),
         ({"cluster": Cluster("far", "kind"), "image": "me/mine:1"}, "image me/mine:1"),
     ],
 )

@@ -113,6 +113,12 @@ def test_success_needs_the_exit_code_0_of_every_rank(
         assert len(codes) >= SPEC.workers
 
 
+def test_the_exit_code_is_that_of_the_rank_that_failed_first() -> None:
+    seen = observe_end("failed", 3, 143)
+    codes = [judge_run(replace(seen, first_failed=first)).result["exit_code"] for first in (None, 1)]
+    assert codes == [3, 143]
+
+
 def test_a_downgraded_outcome_says_why() -> None:
     judgement = judge_run(observe_end("exited", 0, 0), goal_result(value=79.9))
     assert [finding.code for finding in judgement.findings] == ["goal_not_proved"]

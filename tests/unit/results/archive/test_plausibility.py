@@ -257,6 +257,14 @@ def test_a_run_that_trains_past_its_goal_contradicts_nothing() -> None:
     assert codes(Story(logs=stopped).judge()) == []
 
 
+def test_a_light_goal_is_held_against_its_own_moment() -> None:
+    moments = {"full": {"samples": 999}, "light": {"samples": 51200}}
+    asked = honest_spec(goal="light")
+    goal = {"metric": "Prec@1", "comparison": ">=", "threshold": asked.parameters["goal_light"], "kind": "light"}
+    told = {"goal": {**goal, "value": 99.0, "last": 99.0}, "details": {"goals": moments}}
+    assert codes(Story(asked, result=told).judge()) == []
+
+
 def test_a_rank_speaks_in_its_own_log_only() -> None:
     forged = event("environment", 0, 101.0, device_name="NVIDIA H100", code_digest="b" * 64)
     found = Story(logs=add(1, forged, event("metric", 0, 101.0, name="val_Prec@1", value=99.9))).judge()

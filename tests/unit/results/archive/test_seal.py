@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mlbench_cli.errors import UsageError
-from mlbench_cli.model.run import Ending, Finding, Observation, WorkerState
+from mlbench_cli.model.run import Ending, Finding, NodeClock, Observation, WorkerState
 from mlbench_cli.results.archive.files import Archive, pack
 from mlbench_cli.results.archive.seal import seal
 from mlbench_cli.results.archive.verify import find_problems
@@ -89,10 +89,17 @@ def test_the_price_is_what_the_run_was_recorded_with(tmp_path: Path, each: float
 
 
 def test_environment_keeps_no_secret_variables(tmp_path: Path) -> None:
-    text = (sealed_run(tmp_path / "run") / "environment.json").read_text()
+    more = {"variables": {"REGISTRY_PASSWORD": "hush"}}
+    text = (sealed_run(tmp_path / "run", environment=more) / "environment.json").read_text()
     assert "OMP_NUM_THREADS" in text
-    assert "REGISTRY_TOKEN" not in text
+    assert "REGISTRY_" not in text
     assert "hush" not in text
+
+
+def test_an_anonymous_run_names_no_machine(tmp_path: Path) -> None:
+    run = new_run(tmp_path / "run", spec(anonymous=True))
+    seal(run, observation_of(clocks=(NodeClock("this-host", 0.0),)))
+    assert "this-host" not in (run.folder / "observation.json").read_text()
 
 
 def test_sealing_again_changes_nothing(tmp_path: Path) -> None:
