@@ -131,7 +131,12 @@ def _decide(job: JobReport, is_begun: bool) -> tuple[Ending, str, str, str]:
             summary = f"Slurm refused the job {number}: no node has what it requests."
             return Ending.NEVER_STARTED, "impossible_request", summary, "sinfo -N -l"
         summary = f"The job {number} failed before an agent could start ({job.reason})."
-        return Ending.NEVER_STARTED, "not_started", summary, "See its batch.log and step.log."
+        return (
+            Ending.NEVER_STARTED,
+            "not_started",
+            summary,
+            "Its batch.log and step.log are in the folder manifests of the archive.",
+        )
     if not is_begun:
         summary = f"The job {number} ended ({job.state}), but the run did not start."
         return (

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from mlbench_cli.agent.channel import Channel, ChannelRequest
 from mlbench_cli.engines.base import Submission
+from mlbench_cli.engines.crashes import last_lines
 from mlbench_cli.engines.machines.details import SlurmDetails
 from mlbench_cli.engines.machines.engine import MachinesEngine
 from mlbench_cli.engines.observe import Snapshot
@@ -25,6 +26,7 @@ MAX_POLL = 120.0  # after errors
 FILE_SECONDS = 10.0  # time until files that a node wrote before its job ended are visible everywhere
 VANISHED_SECONDS = 60.0
 CONTROLLER_SILENT = "controller_silent"
+LOG_LINES = 12  # of the batch script and of srun, as evidence
 FOREIGN_ENDS = ("canceled_by_other", "node_lost")  # codes of findings that Slurm's reason replaces
 
 
@@ -209,6 +211,9 @@ class SlurmEngine(MachinesEngine):
                 findings=(*observation.findings, diagnosis.setup_failed(failed)),
             )
         ended, found_end = diagnosis.explain_end(job, is_begun=snapshot.is_begun, is_canceled=snapshot.is_canceled)
+        if found_end is not None and not snapshot.is_begun:  # what starts containers has printed why, for instance
+            text = "\n".join(self.head(run).read_end(name).decode("utf-8", "replace") for name in self.extra_logs)
+            found_end = replace(found_end, evidence={**found_end.evidence, "log": last_lines(text, LOG_LINES)})
         more = (found_end,) if found_end is not None else ()
         return replace(observation, ended=ended, findings=(*observation.findings, *more))
 

@@ -78,6 +78,16 @@ def test_other_folders_run_and_the_timeout_does_not_count_the_queue(shell: Shell
 
 
 @pytest.mark.slow
+def test_a_container_that_slurm_cannot_start_is_told_in_the_words_of_its_plugin(shell: Shell, tmp_path: Path) -> None:
+    shell("attach-slurm", "s", "--shared", str(tmp_path / "far"), "--python", shell.python, "--no-probe")
+    refusal = "pyxis:     [ERROR] URL https://nvcr.io/proxy_auth returned error code: 401 Unauthorized"
+    find_log = "for word; do case $word in --output=*) log=${word#--output=};; esac; done"
+    srun = Path(shell.environment["SLURM_CONF"]).parents[1] / "bin/srun"
+    srun.write_text(f"#!/bin/sh\n{find_log}\necho 'slurmstepd: error: {refusal}' >\"$log\"\nexit 1\n")
+    assert refusal in shell("run", "r", "1", "--command", "echo hi", "--yes", code=6)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("lines", "quoted"),
     [
