@@ -96,14 +96,15 @@ def test_ranks_get_the_contract_and_their_command(lab: EngineLab) -> None:
 
 @by_day("hosts", "kubernetes")
 def test_parameter_servers_run_beside_the_workers_as_ranks_after_theirs(lab: EngineLab) -> None:
-    script = "echo $RANK/$WORLD_SIZE $MLBENCH_SERVERS $MLBENCH_ROLE; echo $RANK > $MLBENCH_OUTPUT_DIR/file"
+    variables = "$RANK/$WORLD_SIZE $LOCAL_RANK $NODE_RANK $MLBENCH_SERVERS $MLBENCH_ROLE"
+    script = f"echo {variables}; echo $RANK > $MLBENCH_OUTPUT_DIR/file"
     method = {**describe(find_class("bsp-ps")()), "servers": "1"}
     run = lab.start(shell(script), workers=2, method=method)
     end = lab.end(run)
     assert [(worker.rank, worker.exit_code) for worker in end.workers] == [(0, 0), (1, 0), (2, 0)]
     assert end.ended == "exited"
     lab.engine.head(run).fetch()
-    assert [lab.log(run, rank) for rank in range(3)] == [b"0/2 1\n", b"1/2 1\n", b"2/2 1 server\n"]
+    assert [lab.log(run, rank) for rank in range(3)] == [b"0/2 0 0 1\n", b"1/2 0 1 1\n", b"2/2 0 2 1 server\n"]
     assert (run.folder / "output/rank-2/file").read_text() == "2\n"
 
 

@@ -63,25 +63,12 @@ def start(capsys: Captured) -> None:
     assert until(list_begun) == ["1 begins"]
 
 
-def test_they_run_one_after_the_other(capsys: Captured) -> None:
+@pytest.mark.parametrize("command", ["logs x-2 --follow", "status x-2 --watch"])
+def test_they_run_one_after_the_other_and_one_that_waits_can_be_followed(capsys: Captured, command: str) -> None:
     start(capsys)
     waiting = status(capsys, "x-2")
     assert waiting["state"] == "queued"
     assert {rank["reason"] for rank in waiting["ranks"]} == {"waiting for the runs before it"}
-    for size in (1, 2):
-        assert list_begun() == [f"{number} begins" for number in range(1, size + 1)]
-        Path(f"go-{size}").touch()
-        assert run(["wait", f"x-{size}"]) == 0
-        assert until(lambda size=size: len(list_begun()) > size)  # type: ignore[misc]
-    Path("go-3").touch()
-    assert run(["wait", "x-3"]) == 0
-    until(lambda: has_ended(background()))
-    assert status(capsys, "x")["experiments"][0]["state"] == "completed"
-
-
-@pytest.mark.parametrize("command", ["logs x-2 --follow", "status x-2 --watch"])
-def test_one_that_waits_can_be_followed(capsys: Captured, command: str) -> None:
-    start(capsys)
     words = [sys.executable, "-m", "mlbench_cli", *command.split()]
     with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as looking:
         assert looking.stderr is not None
@@ -94,6 +81,9 @@ def test_one_that_waits_can_be_followed(capsys: Captured, command: str) -> None:
     assert status(capsys, "x-2")["outcome"] == "completed"
     Path("go-3").touch()
     assert run(["wait", "x-3"]) == 0
+    until(lambda: has_ended(background()))
+    assert list_begun() == ["1 begins", "2 begins", "3 begins"]
+    assert status(capsys, "x")["experiments"][0]["state"] == "completed"
 
 
 def test_one_that_waits_can_be_canceled_or_deleted(capsys: Captured) -> None:

@@ -13,13 +13,12 @@ from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.runs.launch import Machine, resolve
 from mlbench_cli.runs.request import Request
 
-KIND = Cluster("demo-2", "kind", details={"functional_only": True})
 ATTACHED = Cluster("team", "attached")
 SLURM = Cluster("campus", "slurm", details={"partition": "all"})
 MACHINE = Machine(cores=16, gpus=0)
 
 
-def spec(cluster: Cluster = KIND, **options: Any) -> RunSpec:
+def spec(cluster: Cluster, **options: Any) -> RunSpec:
     request = Request(name="x", workers=(2,), **{"command": "true", "image": "i:1", **options})
     return resolve(request, cluster, MACHINE if cluster is LOCAL else None)[0]
 
@@ -45,7 +44,6 @@ def test_gpus_of_this_machine_communicate_through_the_links() -> None:
     ("cluster", "options", "reason", "hint"),
     [
         (ATTACHED, {"network": "1gbit"}, "this machine only", "--cluster local"),
-        (KIND, {"network": "1gbit"}, "this machine only", "--cluster local"),
         (ATTACHED, {"network": "model:1gbit", "task": "digits_resnet", "command": None}, "this machine only", "local"),
         (SLURM, {"network": "1gbit", "image": None}, "this machine only", "--cluster local"),
     ],

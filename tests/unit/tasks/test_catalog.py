@@ -13,7 +13,7 @@ from mlbench_cli.errors import NotFoundError, UsageError
 from mlbench_cli.tasks.catalog import OWN, load_catalog, load_task, parse_task, read_entries
 from mlbench_cli.util.yaml_text import read_yaml
 from task_images.describe import describe_folder
-from task_images.parameters import SgdSettings, describe, parameter
+from task_images.parameters import describe, parameter
 
 
 @dataclass(frozen=True)
@@ -170,21 +170,6 @@ def test_a_wrong_parameter_is_refused(entry: object, words: str) -> None:
     with pytest.raises(UsageError, match=re.escape(words)) as caught:
         parse(parameters={"a": entry}, goal=None, presets={})
     assert caught.value.message.startswith("t/catalog.json: ")
-
-
-def test_a_subclass_changes_a_default_and_keeps_help_and_range() -> None:
-    @dataclass(frozen=True)
-    class Changed(SgdSettings):
-        steps: list[int] = parameter([1, 2], "own")
-        momentum: float = 0.5
-        weight_decay: float = parameter(0.0, "another meaning")
-
-    found = describe(Changed)
-    assert list(found) == ["steps", "momentum", "weight_decay", "nesterov"]
-    assert found["steps"] == {"type": "list", "help": "own", "default": [1, 2]}
-    assert found["momentum"] == {**describe(SgdSettings)["momentum"], "default": 0.5}
-    assert found["weight_decay"] == {"type": "float", "help": "another meaning", "default": 0.0}
-    assert Changed().steps is not Changed().steps
 
 
 def test_reading_the_catalog_loads_no_task_and_no_framework() -> None:

@@ -1,10 +1,12 @@
-"""Parts that engines of machines share: answers of several hosts, runs of others, and plans of agents."""
+"""The plans of agents, as engines of machines share them."""
+
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
-from mlbench_cli.engines.placement import NodeShare, share_nodes
-from mlbench_cli.engines.plan import make_plan
+from mlbench_cli.engines.placement import share_nodes
+from mlbench_cli.engines.plan import make_plan, plan_faults
 from mlbench_cli.model.cluster_details import MachineDetails
 from mlbench_cli.model.spec import RunSpec
 
@@ -30,22 +32,16 @@ def test_agents_get_the_variables_of_the_run_and_time_for_nodes_that_may_be_abse
     assert plan["meeting_seconds"] > 900
 
 
-SHRINKING = replace(SPEC, on_failure="shrink", workers=4, parameters={"batch_size": 3})
-TWO = [NodeShare((0, 1)), NodeShare((2, 3))]
-ONE_EACH = [NodeShare((worker,)) for worker in range(4)]
-
-
 @pytest.mark.parametrize(
-    ("faults", "nodes"),
+    ("changes", "from_start"),
     [
-        ("at 9s node 2 gone", ONE_EACH),  # 12 samples for 3 ranks
-        ("at 9s node 2 gone; at 19s node 1 gone", ONE_EACH),  # then 2
-        ("at 9s node 2 gone", TWO),  # both workers of the machine
-        ("at 9s kill rank 0", TWO),
-        (None, TWO),
+        ({}, True),
+        ({"task": "mnist", "preset": "tiny"}, True),
+        ({"task": "mnist", "preset": "tiny", "parameters": {"goal_full": 9}}, False),
+        ({"task": "mnist", "preset": "open", "parameters": {"goal_full": 9}}, True),
     ],
 )
-def test_a_run_that_shrinks_to_a_whole_share_of_its_batch_is_planned(
-    faults: str | None, nodes: list[NodeShare]
-) -> None:
-    make_plan(replace(SHRINKING, faults=faults), DETAILS, nodes, lock="take")
+def test_faults_of_a_training_count_from_its_first_update(changes: dict[str, Any], from_start: bool) -> None:
+    plan = plan_faults(replace(SPEC, faults="at 9s kill rank 1", **changes))
+    assert plan is not None
+    assert plan["from_start"] is from_start
