@@ -16,10 +16,14 @@ GPU_MEMORY = (
 )
 # Of NVIDIA's and AMD's drivers and container tools, and of torch. CUDA's error 802: the fabric manager does not run.
 DRIVER = (
-    r"CUDA driver version is insufficient|NVIDIA driver on your system is too old|no NVIDIA driver"
+    r"CUDA driver version is insufficient|NVIDIA driver on your system is too old"
     r"|driver/library version mismatch|nvidia-container-cli: \w+ error|unresolvable CDI devices"
     r"|forward compatibility was attempted|unsupported display driver / cuda driver"
-    r"|No HIP GPUs are available|HIP driver version is insufficient|/dev/kfd: (No such file|Permission denied)"
+    r"|HIP driver version is insufficient|/dev/kfd: (No such file|Permission denied)"
+)
+NO_GPU = (
+    r"No (?:CUDA|HIP) GPUs are available|no NVIDIA driver|no GPUs found!|no CUDA-capable device"
+    r"|not compiled with CUDA enabled"
 )
 GPU_FAULT = (
     r"\bXid\b|uncorrectable (ECC|NVLink)|GPU has fallen off the bus|(CUDA|HIP) error: (unspecified launch|an illegal)"
@@ -71,6 +75,7 @@ def explain_log(who: str, text: str, logs: str, evidence: Mapping[str, object], 
     return (
         explain_interface(who, text.splitlines(), evidence)
         or explain_gpu_memory(who, text, evidence)
+        or explain_no_gpu(who, text, evidence)
         or explain_driver(who, text, evidence, node=node)
         or explain_gpu_fault(who, text, logs, evidence)
         or explain_small_world(who, text, evidence)
@@ -90,6 +95,16 @@ def explain_gpu_memory(who: str, text: str, evidence: Mapping[str, object]) -> F
     numbers = _join_facts(used and f"it used {used[1]}", capacity and f"the GPU has {capacity[1]}")
     summary = f"{who} ran out of GPU memory{numbers}."
     return Finding("gpu_out_of_memory", summary, hint="Use a smaller batch.", evidence=evidence)
+
+
+def explain_no_gpu(who: str, text: str, evidence: Mapping[str, object]) -> Finding | None:
+    """The finding on a process that wants a GPU and sees none; torch only warns where it can do without."""
+    if not any(re.search(NO_GPU, line) for line in text.splitlines() if "UserWarning" not in line):
+        return None
+    hint = "--gpu gives each rank one. If the run has it: nvidia-smi or rocm-smi there, and is torch built for GPUs?"
+        "--gpu gives each rank one. If the run has it: nvidia-smi or rocm-smi there, and is torch built for its GPUs?"
+    )
+    return Finding("no_gpu", f"{who} found no GPU that its program can use.", hint=hint, evidence=evidence)
 
 
 def explain_driver(

@@ -294,7 +294,7 @@ BUILT = {
     "AMD driver not ready": case(
         "driver_not_ready", unscheduled_pod(), job=a_job(1, resources=AMD_GPUS), nodes=[AMD_NODE]
     ),
-    "AMD driver missing": from_log("driver_mismatch", "RuntimeError: No HIP GPUs are available"),
+    "no AMD GPU": from_log("no_gpu", "RuntimeError: No HIP GPUs are available"),
     "AMD GPU memory": from_log("gpu_out_of_memory", "torch.OutOfMemoryError: HIP out of memory."),
     "AMD GPU fault": from_log(
         "gpu_fault", "Memory access fault by GPU node-4 (Agent handle: 0x55d) on address 0x7f2c. Reason: Unknown."
