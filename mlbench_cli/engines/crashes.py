@@ -102,8 +102,6 @@ def explain_no_gpu(who: str, text: str, evidence: Mapping[str, object]) -> Findi
     if not any(re.search(NO_GPU, line) for line in text.splitlines() if "UserWarning" not in line):
         return None
     hint = "--gpu gives each rank one. If the run has it: nvidia-smi or rocm-smi there, and is torch built for GPUs?"
-        "--gpu gives each rank one. If the run has it: nvidia-smi or rocm-smi there, and is torch built for its GPUs?"
-    )
     return Finding("no_gpu", f"{who} found no GPU that its program can use.", hint=hint, evidence=evidence)
 
 
