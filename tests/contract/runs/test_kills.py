@@ -31,6 +31,7 @@ def test_the_same_command_completes_what_a_killed_one_began(tmp_path: Path, monk
             break
         killed += 1
         assert run(COMMAND) == 0, moment
+        assert run(["wait", "x"]) == 0  # which records what only the archive of a run tells
         store = Store(home)
         rows = store.runs()
         store.close()
