@@ -64,6 +64,7 @@ class Kubelet:
     folder: Path
     has_python: bool = True  # whether images do
     python: Path = Path(sys.executable)  # theirs
+    head_host: str = "127.0.0.1"  # under which pods look for that of their run
 
     def __post_init__(self) -> None:
         self._containers: dict[str, Container] = {}
@@ -193,7 +194,7 @@ class Kubelet:
             "JOB_COMPLETION_INDEX": str(index),
             "MLBENCH_WORK_DIR": str(folder),
             "MLBENCH_MOUNT": str(mount),
-            "MLBENCH_HEAD": f"{'' if is_head else '127.0.0.1'}:{port}",
+            "MLBENCH_HEAD": f"{'' if is_head else self.head_host}:{port}",
             "MLBENCH_HEAD_TOKEN": run,
             "MLBENCH_TERMINATION_LOG": str(folder.with_name("termination")),
             "MASTER_ADDR": "127.0.0.1",

@@ -39,12 +39,14 @@ from mlbench_cli.kube.official import official
 from mlbench_cli.model.run import Ending, Finding, Observation, Phase, Run, WorkerState
 from mlbench_cli.storage.run_folder import RunFolder
 from mlbench_cli.util.files import read_end
+from mlbench_cli.util.text import list_some
 
 CONFIRM_SECONDS = 15.0  # that a problem must last before it counts as permanent
 # An autoscaler may need this long to say that it is there, and the pods of another run to free resources.
 CONFIRM_UNSCHEDULABLE_SECONDS = 60.0
 CONFIRM_CONTAINER_SECONDS = 180.0  # a busy node's runtime may take several attempts
 HEAD_SECONDS = 30.0  # in which a head starts after the first worker, if nothing is wrong
+UNHEARD_SECONDS = 60.0  # after which it is told that a worker has not reached the head
 QUICK_POLL = 2.0  # seconds between two looks at Job, pods and events while workers are not yet running
 SLOW_POLL = 10.0
 # Findings on a pod that say no more than its exit code, or that it was told to end.
@@ -183,6 +185,8 @@ class RunObserver:
             found.append(deadline(Facts(job, pods, (), (), now, ends)))
         elif ended is None and found and (limit := start_limit(spec, job, states)) is not None:
             found[0] = _with_limit(found[0], limit, spec.pods.start_timeout)
+        if ended is None:
+            found += self._find_unheard(states, snapshot, now)
         agents = self._observe_agents(snapshot)
         first_rank = None if first is None else spec.ranks_of(first)[0]
         if agents is not None and not stopped:
@@ -202,6 +206,25 @@ class RunObserver:
             seconds=agents.seconds if agents is not None and ended else None,
             clocks=agents.clocks if agents is not None else (),
         )
+
+    def _find_unheard(self, states: Sequence[WorkerState], snapshot: Snapshot, now: float) -> Iterator[Finding]:
+        """The finding on workers that run, but whose agents have not reached the head."""
+        unheard = [
+            state.rank
+            for state in states
+            if state.phase == Phase.RUNNING
+            and now - (state.started or now) >= UNHEARD_SECONDS
+            and snapshot.nodes.get(state.rank, NodeReport()).state is None
+        ]
+        if snapshot.is_served and unheard:
+            yield Finding(
+                "head_not_reached",
+                "These workers run, but have not reached the run's head "
+                f"{head_name(self._run.name)}: {list_some(list(map(str, unheard)), 8)} (of {len(states)}).",
+                hint="Does a NetworkPolicy of the namespace deny pods each other, or DNS? kubectl get networkpolicy "
+                f"-n {self._namespace}",
+                retryable=True,
+            )
 
     def _observe_agents(self, snapshot: Snapshot) -> Observation | None:
         """The observation from the agents alone; None before any has started. A pod that has ended no longer has an

@@ -342,3 +342,17 @@ def test_why_a_head_does_not_start_is_told_while_the_workers_run(server: KubeApi
     assert found.code == "head_missing"
     assert "exceeded quota: team" in found.summary
     assert not found.permanent
+
+
+def test_workers_that_cannot_connect_to_the_head_are_told(server: KubeApi, store: Store, tmp_path: Path) -> None:
+    """As in a namespace whose policy denies everything that is not allowed."""
+    run = record(store, "true")
+    with Kubelet(server, tmp_path / "pods", head_host="unknown.invalid"):
+        submit(server, run)
+        engine = KubernetesEngine(server.access)
+        until(lambda: {worker.phase for worker in engine.look(run).workers} == {"running"})
+        assert engine.look(run).findings == ()
+        server.ahead = 120.0
+        [finding] = until(lambda: engine.look(run).findings)
+        assert (finding.code, finding.permanent) == ("head_not_reached", False)
+        assert finding.summary.endswith(": 0, 1 (of 2).")
