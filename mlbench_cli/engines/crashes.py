@@ -21,21 +21,56 @@ DRIVER = (
     r"|forward compatibility was attempted|unsupported display driver / cuda driver"
     r"|HIP driver version is insufficient|/dev/kfd: (No such file|Permission denied)"
 )
-NO_GPU = (
-    r"No (?:CUDA|HIP) GPUs are available|no NVIDIA driver|no GPUs found!|no CUDA-capable device"
-    r"|not compiled with CUDA enabled"
-)
 GPU_FAULT = (
     r"\bXid\b|uncorrectable (ECC|NVLink)|GPU has fallen off the bus|(CUDA|HIP) error: (unspecified launch|an illegal)"
     r"|system not yet initialized|Memory access fault by GPU node|HW Exception by GPU node|amdgpu: GPU reset"
 )
 INTERFACE = r"(?i)Unable to find (?:address|interface) for: ?(\S+)|ifname (\S+) not found|no socket interface found"
-SHARED_GPU = r"Duplicate GPU detected ?: rank (\d+) and rank (\d+)"  # of NCCL
 # What the training tasks need; older ones lack fp32_precision.
 OLDEST_TORCH = (2, 9)
-LACKING = (
-    r"AttributeError: (?:module 'torch[\w.]*' has no attribute '(\w+)'|Unknown attribute (\w+))"
-    r"|ImportError: cannot import name '(\w+)' from 'torch\b"
+# Code, pattern, summary with `who` and what the pattern has found, and what to do.
+PLAIN_CAUSES = (
+    (
+        "no_gpu",
+        r"No (?:CUDA|HIP) GPUs are available|no NVIDIA driver|no GPUs found!|no CUDA-capable device"
+        r"|not compiled with CUDA enabled",
+        "{who} found no GPU that its program can use.",
+        "--gpu gives each rank one. If the run has it: nvidia-smi or rocm-smi there, and is torch built for GPUs?",
+    ),
+    (
+        "shared_gpu",
+        r"Duplicate GPU detected ?: rank (\d+) and rank (\d+)",  # of NCCL
+        "Ranks {0} and {1} use the same GPU, and NCCL wants one for each rank.",
+        'Call torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) before the process group; or start at most as many '
+        "ranks as there are GPUs.",
+    ),
+    (
+        "torch_lacks_something",
+        r"AttributeError: (?:module 'torch[\w.]*' has no attribute '(\w+)'|Unknown attribute (\w+))"
+        r"|ImportError: cannot import name '(\w+)' from 'torch\b",
+        "{who}'s torch has no {0}: the program is written for another version.",
+        f"A newer torch ({OLDEST_TORCH[0]}.{OLDEST_TORCH[1]} or later for the tasks of mlbench): another --image, or "
+        "the cluster attached again with another --python.",
+    ),
+    (
+        "module_missing",
+        r"ModuleNotFoundError: No module named '([\w.]+)'",
+        "{who}'s Python has no module {0}.",
+        "Install its package there, or name an image that has it (--image). A file of your own goes to pods with "
+        "--include FILE.",
+    ),
+    *(
+        (
+            "port_in_use",
+            pattern,
+            f"{{who}} could not listen on {port}, which another process uses.",
+            "Ranks of one machine share its ports: leave MASTER_PORT, which is free, as mlbench sets it.",
+        )
+        for port, pattern in (
+            ("port {0}", r"Error: [^\n]*(?:port: |bind to \S*:)(\d+)\b[^\n]*(?:EADDRINUSE|errno: 98)"),
+            ("a port", r"Error: \[Errno 98\] Address already in use"),
+        )
+    ),
 )
 # Of gloo, of NCCL, and of torch's sampler, which names the last rank.
 SMALL_WORLD = (
@@ -49,9 +84,6 @@ ROOT_CAUSE = r"(?s)Root Cause.*?\n\s*rank\s*: (\d+)"
 NOISE = (
     r"(\[rank\d+\]:)?[\s~^=-]*$|frame #|[EIW]\d{4} .*torch/distributed/elastic/"
     r"|.*(destroy_process_group\(\) was not called|has NOT been destroyed)"
-)
-PORT_IN_USE = (
-    r"Error: (?:[^\n]*(?:port: |bind to \S*:)(\d+)\b[^\n]*(?:EADDRINUSE|errno: 98)|\[Errno 98\] Address already in use)"
 )
 # What torch's rendezvous, gloo and mlbench's tasks print if a rank cannot connect: (host, port), host:port, or neither.
 # Connections that broke later are not among them: they follow from a rank that ended.
@@ -75,14 +107,10 @@ def explain_log(who: str, text: str, logs: str, evidence: Mapping[str, object], 
     return (
         explain_interface(who, text.splitlines(), evidence)
         or explain_gpu_memory(who, text, evidence)
-        or explain_no_gpu(who, text, evidence)
         or explain_driver(who, text, evidence, node=node)
         or explain_gpu_fault(who, text, logs, evidence)
         or explain_small_world(who, text, evidence)
-        or explain_shared_gpu(text, evidence)
-        or explain_old_torch(who, text, evidence)
-        or explain_missing_module(who, text, evidence)
-        or explain_port(who, text, evidence)
+        or explain_plain_cause(who, text, evidence)
         or explain_unreachable(who, text, evidence)
     )
 
@@ -95,14 +123,6 @@ def explain_gpu_memory(who: str, text: str, evidence: Mapping[str, object]) -> F
     numbers = _join_facts(used and f"it used {used[1]}", capacity and f"the GPU has {capacity[1]}")
     summary = f"{who} ran out of GPU memory{numbers}."
     return Finding("gpu_out_of_memory", summary, hint="Use a smaller batch.", evidence=evidence)
-
-
-def explain_no_gpu(who: str, text: str, evidence: Mapping[str, object]) -> Finding | None:
-    """The finding on a process that wants a GPU and sees none; torch only warns where it can do without."""
-    if not any(re.search(NO_GPU, line) for line in text.splitlines() if "UserWarning" not in line):
-        return None
-    hint = "--gpu gives each rank one. If the run has it: nvidia-smi or rocm-smi there, and is torch built for GPUs?"
-    return Finding("no_gpu", f"{who} found no GPU that its program can use.", hint=hint, evidence=evidence)
 
 
 def explain_driver(
@@ -168,61 +188,13 @@ def explain_small_world(who: str, text: str, evidence: Mapping[str, object]) -> 
     )
 
 
-def explain_shared_gpu(text: str, evidence: Mapping[str, object]) -> Finding | None:
-    """The finding on two ranks with one GPU, which NCCL does not allow."""
-    found = re.search(SHARED_GPU, text)
-    if found is None:
-        return None
-    one, other = sorted(map(int, found.groups()))
-    return Finding(
-        "shared_gpu",
-        f"Ranks {one} and {other} use the same GPU, and NCCL wants one for each rank.",
-        hint='Call torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) before the process group; or start at most as '
-        "many ranks as there are GPUs.",
-        evidence=evidence,
-    )
-
-
-def explain_old_torch(who: str, text: str, evidence: Mapping[str, object]) -> Finding | None:
-    """The finding on a process whose program uses what its torch does not have."""
-    found = re.search(LACKING, text)
-    if found is None:
-        return None
-    return Finding(
-        "torch_lacks_something",
-        f"{who}'s torch has no {next(filter(None, found.groups()))}: the program is written for another version.",
-        hint=f"A newer torch ({OLDEST_TORCH[0]}.{OLDEST_TORCH[1]} or later for the tasks of mlbench): another --image, "
-        "or the cluster attached again with another --python.",
-        evidence=evidence,
-    )
-
-
-def explain_missing_module(who: str, text: str, evidence: Mapping[str, object]) -> Finding | None:
-    """The finding on a process whose program imports what its Python does not have."""
-    found = re.search(r"ModuleNotFoundError: No module named '([\w.]+)'", text)
-    if found is None:
-        return None
-    return Finding(
-        "module_missing",
-        f"{who}'s Python has no module {found[1]}.",
-        hint="Install its package there, or name an image that has it (--image). A file of your own goes to pods with "
-        "--include FILE.",
-        evidence=evidence,
-    )
-
-
-def explain_port(who: str, text: str, evidence: Mapping[str, object]) -> Finding | None:
-    """The finding on a process whose `text` says that another process listens on its port."""
-    found = re.search(PORT_IN_USE, text)
-    if found is None:
-        return None
-    port = f"port {found[1]}" if found[1] else "a port"
-    return Finding(
-        "port_in_use",
-        f"{who} could not listen on {port}, which another process uses.",
-        hint="Ranks of one machine share its ports: leave MASTER_PORT, which is free, as mlbench sets it.",
-        evidence=evidence,
-    )
+def explain_plain_cause(who: str, text: str, evidence: Mapping[str, object]) -> Finding | None:
+    """The first of PLAIN_CAUSES that `text` names. torch only warns of a GPU that a program does without."""
+    text = "\n".join(line for line in text.splitlines() if "UserWarning" not in line)
+    for code, pattern, summary, hint in PLAIN_CAUSES:
+        if found := re.search(pattern, text):
+            return Finding(code, summary.format(*filter(None, found.groups()), who=who), hint=hint, evidence=evidence)
+    return None
 
 
 def explain_unreachable(who: str, text: str, evidence: Mapping[str, object]) -> Finding | None:
