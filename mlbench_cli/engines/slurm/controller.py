@@ -137,7 +137,9 @@ _UNREACHABLE = re.compile(
 _LIMIT = re.compile(r"\b(?:Assoc|QOS)(?:Max|Min|Grp|Time)\w*|accounting/QOS policy|MaxJobCount|too many jobs")
 _PERMISSION = re.compile(
     r"not permitted|permission denied|access denied|invalid account|invalid qos|invalid wckey|invalid user|not allowed|"
-    r"account or account/partition",
+    r"account or account/partition|"
+    # Of sites' plug-ins, behind which Slurm gives no reason.
+    r"\b(?:specify|provide|requires?|needs?|missing|no) (?:(?:an?|your|valid|the|project) )*(?:account|allocation)\b",
     re.IGNORECASE,
 )
 _MISTAKE = re.compile(

@@ -89,6 +89,11 @@ def test_partitions_add_up_their_kinds_of_nodes() -> None:
             CapacityError,
         ),
         (
+            "sbatch: error: Please specify a valid project account (-A).\nsbatch: error: Batch job submission failed: "
+            "Unspecified error",
+            CredentialError,
+        ),
+        (
             "srun: error: Unable to allocate resources: Invalid account or account/partition combination specified",
             CredentialError,
         ),
