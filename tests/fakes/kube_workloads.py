@@ -105,6 +105,13 @@ class Workloads:
         with self.lock:
             self.tick()
 
+    def deployment(self, name: str, handle: str, space: str = "default") -> None:
+        """Its ReplicaSet makes a pod that uses a claim."""
+        self.disk(f"data-{name}-0", handle, space)
+        self.put("deployments", name, space)
+        with self.lock:
+            self.tick()
+
     def names(self, kind: str) -> list[str]:
         with self.lock:
             return sorted(name for known, _, name in self.objects if known == kind)
@@ -113,8 +120,14 @@ class Workloads:
 
     def tick(self) -> None:
         for (kind, space, name), item in list(self.objects.items()):
+            if kind == "deployments" and not self._goes(item) and ("replicasets", space, name) not in self.objects:
+                self.put("replicasets", name, space, metadata={"ownerReferences": [_own("Deployment", item)]})
             if kind == "statefulsets" and not self._goes(item):
-                self._keep_stateful(space, name, item)
+                if ("persistentvolumeclaims", space, f"data-{name}-0") not in self.objects:
+                    self.disk(f"data-{name}-0", item["handle"], space)
+                self._keep_pod(space, name, _own("StatefulSet", item))
+            if kind == "replicasets" and not self._goes(item):
+                self._keep_pod(space, name, _own("ReplicaSet", item))
             owner = (item["metadata"].get("ownerReferences") or [{}])[0].get("uid")
             if owner and all(other["metadata"]["uid"] != owner for other in self.objects.values()):
                 self.delete((kind, space, name))
@@ -155,14 +168,15 @@ class Workloads:
         if key[0] == "persistentvolumes":
             self.outside.discard(item["spec"]["csi"]["volumeHandle"])
 
-    def _keep_stateful(self, space: str, name: str, item: dict[str, Any]) -> None:
-        claim, pod = f"data-{name}-0", f"{name}-0"
-        if ("persistentvolumeclaims", space, claim) not in self.objects:
-            self.disk(claim, item["handle"], space)
-        if ("pods", space, pod) not in self.objects:
-            owner = {"kind": "StatefulSet", "name": name, "controller": True, "uid": item["metadata"]["uid"]}
-            volumes = [{"name": "data", "persistentVolumeClaim": {"claimName": claim}}]
-            self.put("pods", pod, space, metadata={"ownerReferences": [owner]}, spec={"volumes": volumes})
+    def _keep_pod(self, space: str, name: str, owner: Object) -> None:
+        if ("pods", space, f"{name}-0") not in self.objects:
+            volumes = [{"name": "data", "persistentVolumeClaim": {"claimName": f"data-{name}-0"}}]
+            self.put("pods", f"{name}-0", space, metadata={"ownerReferences": [owner]}, spec={"volumes": volumes})
+
+
+def _own(kind: str, item: Object) -> Object:
+    """That `item` of a kind owns what refers so to it."""
+    return {"kind": kind, "name": item["metadata"]["name"], "controller": True, "uid": item["metadata"]["uid"]}
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -1,7 +1,7 @@
 """The commands on clusters as a person types them: KIND on stand-ins, an attached cluster on a small API server."""
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +14,14 @@ from mlbench_cli.storage.store import Store
 from tests.fakes.kind_tools import World
 from tests.fakes.kube_api import Fault, KubeApi
 
-
-@pytest.fixture
-def mlbench(world: World, command: Callable[..., Any]) -> Callable[..., Any]:
-    return command
+pytestmark = pytest.mark.usefixtures("world")  # no other Docker
 
 
 # --- KIND -----------------------------------------------------------------------------------------------------------
 
 
-def test_create_shows_makes_and_chooses_the_cluster(mlbench: Any, world: World) -> None:
-    done = mlbench("create-cluster", "kind", "2", "rel", "--ttl", "2h")
+def test_create_shows_makes_and_chooses_the_cluster(command: Any, world: World) -> None:
+    done = command("create-cluster", "kind", "2", "rel", "--ttl", "2h")
     assert done.code == 0
     assert "mlbench delete-cluster kind rel-2" in done.err
     assert "KIND cluster rel-2 is ready" in done.err
@@ -39,35 +36,35 @@ def test_create_shows_makes_and_chooses_the_cluster(mlbench: Any, world: World) 
 
 @pytest.mark.slow
 def test_nodes_of_all_clusters_count_for_what_the_kernel_allows(
-    mlbench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    command: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limit = tmp_path / "max_user_instances"
     monkeypatch.setattr("providers.kind.quota.INOTIFY_LIMIT", limit)
     limit.write_text("128\n")
-    assert "inotify" not in mlbench("create-cluster", "kind", "2", "first").err
+    assert "inotify" not in command("create-cluster", "kind", "2", "first").err
     assert (
         "3 nodes beside 3 of other clusters may run out of inotify"
-        in mlbench("create-cluster", "kind", "2", "second").err
+        in command("create-cluster", "kind", "2", "second").err
     )
     limit.write_text("1024\n")
-    assert "inotify" not in mlbench("create-cluster", "kind", "2", "third").err
+    assert "inotify" not in command("create-cluster", "kind", "2", "third").err
 
 
-def test_json_is_one_document_on_stdout(mlbench: Any) -> None:
-    done = mlbench("create-cluster", "kind", "1", "rel", "-o", "json")
+def test_json_is_one_document_on_stdout(command: Any) -> None:
+    done = command("create-cluster", "kind", "1", "rel", "-o", "json")
     assert done.json["cluster"]["name"] == "rel-1"
     assert done.json["cluster"]["state"] == "ready"
-    done = mlbench("create-cluster", "kind", "99", "rel", "-o", "json")
+    done = command("create-cluster", "kind", "99", "rel", "-o", "json")
     assert done.code == 2
     assert done.json["error"]["code"] == "usage"
 
 
 @pytest.mark.slow
-def test_the_words_of_the_original_are_taken(mlbench: Any, world: World) -> None:
-    command = ("create-cluster", "kind", "2", "rel", "-k", "1.34", "--registry_name", "reg", "-p", "5001")
-    assert mlbench(*command).code == 0
+def test_the_words_of_the_original_are_taken(command: Any, world: World) -> None:
+    words = ("create-cluster", "kind", "2", "rel", "-k", "1.34", "--registry_name", "reg", "-p", "5001")
+    assert command(*words).code == 0
     assert "reg" in world.left
-    assert mlbench("delete-cluster", "kind", "rel-2", "--yes").code == 0
+    assert command("delete-cluster", "kind", "rel-2", "--yes").code == 0
     assert world.left == []
 
 
@@ -91,21 +88,21 @@ def test_the_words_of_the_original_are_taken(mlbench: Any, world: World) -> None
         (["attach-cluster", "Bad_Name"], 2, "DNS label"),
     ],
 )
-def test_bad_input_is_told_in_one_paragraph(mlbench: Any, words: Sequence[str], code: int, says: str) -> None:
-    done = mlbench(*words)
+def test_bad_input_is_told_in_one_paragraph(command: Any, words: Sequence[str], code: int, says: str) -> None:
+    done = command(*words)
     assert done.code == code
     assert says in done.err
     assert "Traceback" not in done.err
 
 
-def test_delete_asks_and_is_repeatable(mlbench: Any, world: World) -> None:
-    mlbench("create-cluster", "kind", "2", "rel")
-    done = mlbench("delete-cluster", "rel-2")
+def test_delete_asks_and_is_repeatable(command: Any, world: World) -> None:
+    command("create-cluster", "kind", "2", "rel")
+    done = command("delete-cluster", "rel-2")
     assert done.code == 2
     assert "--yes" in done.err
-    assert mlbench("delete-cluster", "rel-2", "--yes").code == 0
+    assert command("delete-cluster", "rel-2", "--yes").code == 0
     assert world.left == []
-    done = mlbench("delete-cluster", "kind", "rel-2", "--yes")
+    done = command("delete-cluster", "kind", "rel-2", "--yes")
     assert (done.code, done.out) == (0, "The cluster rel-2 has already been deleted.\n")
 
 
@@ -132,118 +129,118 @@ def test_delete_asks_and_is_repeatable(mlbench: Any, world: World) -> None:
     ],
 )
 def test_the_question_before_a_deletion_names_all_that_goes(
-    mlbench: Any, cluster: Cluster, words: Sequence[str], question: str
+    command: Any, cluster: Cluster, words: Sequence[str], question: str
 ) -> None:
     """Clusters of one name may be in several places: who answers must know which one it is."""
     Store().record_cluster(cluster)
-    done = mlbench("delete-cluster", "c-1", *words)
+    done = command("delete-cluster", "c-1", *words)
     assert done.code == 2
     assert f"Error: {question} There is no terminal to ask on." in " ".join(done.err.split())
     assert Store().cluster("c-1").state == "ready"
 
 
-def test_a_cluster_that_is_only_removed_from_mlbench_is_removed_without_a_question(mlbench: Any) -> None:
+def test_a_cluster_that_is_only_removed_from_mlbench_is_removed_without_a_question(command: Any) -> None:
     for provider in ("attached", "slurm", "hosts"):
         Store().record_cluster(Cluster("c-1", provider))
-        done = mlbench("delete-cluster", "c-1")
+        done = command("delete-cluster", "c-1")
         assert (done.code, done.out) == (
             0,
             "Removed the cluster c-1 from mlbench; the cluster itself is unchanged.\n",
         )
 
 
-def test_delete_refuses_to_lose_results(mlbench: Any, world: World) -> None:
-    mlbench("create-cluster", "kind", "2", "rel")
+def test_delete_refuses_to_lose_results(command: Any, world: World) -> None:
+    command("create-cluster", "kind", "2", "rel")
     spec = RunSpec("a-1", "rel-2", "kubernetes", "custom", "spec", ("true",), "gloo", 1)
     Store().record_run(spec)
-    done = mlbench("delete-cluster", "rel-2", "--yes")
+    done = command("delete-cluster", "rel-2", "--yes")
     assert done.code == 2
     assert "a-1" in done.err
-    assert mlbench("delete-cluster", "rel-2", "--yes", "--force").code == 0
+    assert command("delete-cluster", "rel-2", "--yes", "--force").code == 0
 
 
-def test_gc_refuses_to_lose_results(mlbench: Any, world: World) -> None:
-    mlbench("create-cluster", "kind", "1", "old", "--ttl", "0")
+def test_gc_refuses_to_lose_results(command: Any, world: World) -> None:
+    command("create-cluster", "kind", "1", "old", "--ttl", "0")
     Store().record_run(RunSpec("a-1", "old-1", "kubernetes", "custom", "spec", ("true",), "gloo", 1))
-    result = mlbench("gc", "--expired", "--yes")
+    result = command("gc", "--expired", "--yes")
     assert result.code == 8
     assert "old-1 has results that were not fetched" in result.err
     assert world.left
-    assert mlbench("gc", "--expired", "--yes", "--force").code == 0
+    assert command("gc", "--expired", "--yes", "--force").code == 0
     assert world.left == []
 
 
-def test_what_cannot_be_removed_is_told_with_exit_code_8(mlbench: Any, world: World) -> None:
-    mlbench("create-cluster", "kind", "2", "rel")
+def test_what_cannot_be_removed_is_told_with_exit_code_8(command: Any, world: World) -> None:
+    command("create-cluster", "kind", "2", "rel")
     containers = world.state["containers"]
     world.change(trouble={"kind delete": "fail"})
-    done = mlbench("delete-cluster", "rel-2", "--yes")
+    done = command("delete-cluster", "rel-2", "--yes")
     assert done.code == 8
     assert "kind delete cluster --name rel-2" in done.err
     assert "not tried" in done.err  # the mark, without which the rest could not be found
     assert Store().cluster("rel-2").state == "deleting"
     assert set(world.state["containers"]) == set(containers)
     world.change(trouble={})
-    assert mlbench("delete-cluster", "rel-2", "--yes").code == 0
+    assert command("delete-cluster", "rel-2", "--yes").code == 0
     assert world.left == []
 
 
-def test_a_name_of_another_provider_is_taken(mlbench: Any, tmp_path: Path, api: "Server") -> None:
-    assert mlbench("attach-cluster", "rel-2", "--kubeconfig", str(api.kubeconfig)).code == 0
-    done = mlbench("create-cluster", "kind", "2", "rel")
+def test_a_name_of_another_provider_is_taken(command: Any, tmp_path: Path, api: "Server") -> None:
+    assert command("attach-cluster", "rel-2", "--kubeconfig", str(api.kubeconfig)).code == 0
+    done = command("create-cluster", "kind", "2", "rel")
     assert done.code == 2
     assert "of the provider attached" in done.err
-    done = mlbench("delete-cluster", "kind", "rel-2")
+    done = command("delete-cluster", "kind", "rel-2")
     assert done.code == 2
     assert "not of kind" in done.err
 
 
 def test_gc_takes_what_is_expired_half_made_or_unknown(
-    mlbench: Any, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    command: Any, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mlbench("create-cluster", "kind", "2", "kept", "--ttl", "1h")
-    mlbench("create-cluster", "kind", "1", "old", "--ttl", "0")
-    done = mlbench("gc", "--dry-run", "-o", "json")
+    command("create-cluster", "kind", "2", "kept", "--ttl", "1h")
+    command("create-cluster", "kind", "1", "old", "--ttl", "0")
+    done = command("gc", "--dry-run", "-o", "json")
     assert [(item["name"], item["why"].split()[0]) for item in done.json["clusters"]] == [("old-1", "expired")]
-    assert mlbench("gc").code == 2  # nobody to ask
-    assert mlbench("gc", "--yes").code == 0
+    assert command("gc").code == 2  # nobody to ask
+    assert command("gc", "--yes").code == 0
     assert sorted(world.left) == [
         *("kept-2-control-plane", "kept-2-worker", "kept-2-worker2", "mlbench-kept-2"),
     ]
     # Another data folder knows of none.
     monkeypatch.setenv("MLBENCH_HOME", str(tmp_path / "other"))
-    assert mlbench("gc", "--expired", "--yes").out == "Nothing to delete.\n"
-    assert mlbench("gc", "--yes").out == "Nothing to delete.\n"
-    done = mlbench("gc", "--all", "--yes")
+    assert command("gc", "--expired", "--yes").out == "Nothing to delete.\n"
+    assert command("gc", "--yes").out == "Nothing to delete.\n"
+    done = command("gc", "--all", "--yes")
     assert "unknown here" in done.out
     assert world.left == []
 
 
-def test_gc_takes_what_was_left_half_made(mlbench: Any, world: World) -> None:
+def test_gc_takes_what_was_left_half_made(command: Any, world: World) -> None:
     world.change(trouble={"kind create": "fail"})
-    assert mlbench("create-cluster", "kind", "2", "rel").code == 2
+    assert command("create-cluster", "kind", "2", "rel").code == 2
     assert world.left == ["mlbench-rel-2"]
-    done = mlbench("gc", "--yes")
+    done = command("gc", "--yes")
     assert "partly created" in done.out
     assert world.left == []
 
 
-def test_gc_leaves_what_others_own(mlbench: Any, world: World) -> None:
-    mlbench("create-cluster", "kind", "1", "old", "--ttl", "0")
+def test_gc_leaves_what_others_own(command: Any, world: World) -> None:
+    command("create-cluster", "kind", "1", "old", "--ttl", "0")
     volumes = world.state["volumes"]
     volumes["mlbench-old-1"]["Labels"]["mlbench-owner"] = "somebody"
     world.change(volumes=volumes)
-    assert mlbench("gc", "--yes").out == "Nothing to delete.\n"
-    assert "old-1" in mlbench("gc", "--yes", "--everybody").out
+    assert command("gc", "--yes").out == "Nothing to delete.\n"
+    assert "old-1" in command("gc", "--yes", "--everybody").out
     assert world.left == []
 
 
-def test_gc_says_what_it_could_not_search(mlbench: Any, world: World) -> None:
+def test_gc_says_what_it_could_not_search(command: Any, world: World) -> None:
     world.change(trouble={"docker": "down"})
-    done = mlbench("gc", "kind")
+    done = command("gc", "kind")
     assert done.code == 2
     assert "Start Docker" in done.err
-    done = mlbench("gc")
+    done = command("gc")
     assert done.code == 2
     assert "No provider can be searched" in done.err
 
@@ -286,10 +283,10 @@ def api(tmp_path: Path) -> Iterator[Server]:
         yield server
 
 
-def test_attach_reads_only_and_keeps_the_context(mlbench: Any, api: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attach_reads_only_and_keeps_the_context(command: Any, api: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KUBECONFIG", str(api.kubeconfig))
     before = api.kubeconfig.read_bytes()
-    assert mlbench("attach-cluster", "mine").code == 0
+    assert command("attach-cluster", "mine").code == 0
     assert api.kubeconfig.read_bytes() == before
     details = Store().cluster("mine").details
     assert (details["context"], details["namespace"]) == ("first", "first")
@@ -300,10 +297,10 @@ def test_attach_reads_only_and_keeps_the_context(mlbench: Any, api: Server, monk
     assert "right" not in (Store().folder / "mlbench.sqlite").read_bytes().decode("latin-1").split("token")[-1]
 
 
-def test_attach_takes_context_and_namespace(mlbench: Any, api: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attach_takes_context_and_namespace(command: Any, api: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(api.kubeconfig.parent)
     words = ("--kubeconfig", api.kubeconfig.name, "--context", "second", "--namespace", "bench")
-    assert mlbench("attach-cluster", "mine", *words).code == 0
+    assert command("attach-cluster", "mine", *words).code == 0
     details = Store().cluster("mine").details
     assert details["kubeconfig"] == str(api.kubeconfig)
     assert (details["context"], details["namespace"]) == ("second", "bench")
@@ -314,26 +311,26 @@ def test_attach_takes_context_and_namespace(mlbench: Any, api: Server, monkeypat
     [("kind://docker/test-3/test-3-worker", True), ("aws:///eu-west-1a/i-0123", False), (None, False)],
 )
 def test_an_attached_kind_cluster_is_known_by_its_nodes(
-    mlbench: Any, api: Server, provider_id: str | None, labeled: bool
+    command: Any, api: Server, provider_id: str | None, labeled: bool
 ) -> None:
     if provider_id:
         api.add_node(provider_id, {})
     else:  # as is usual for who has rights in a namespace only
         api.faults.append(Fault("/api/v1/nodes", times=99, status=403))
-    done = mlbench("attach-cluster", "mine", "--kubeconfig", str(api.kubeconfig))
+    done = command("attach-cluster", "mine", "--kubeconfig", str(api.kubeconfig))
     assert done.code == 0
     assert ("not a performance measurement" in done.err) == labeled
     assert Store().cluster("mine").details.get("functional_only", False) is labeled
-    shown = mlbench("run", "r", "1", "--image", "i:1", "--command", "true", "--dry-run", "--yes", "-o", "json").json
+    shown = command("run", "r", "1", "--image", "i:1", "--command", "true", "--dry-run", "--yes", "-o", "json").json
     annotation = shown["submissions"][0]["documents"][0]["metadata"]["annotations"]["mlbench/spec"]
     assert (json.loads(annotation)["functional_only"] is not None) == labeled
 
 
-def test_what_the_nodes_offer_is_discovered(mlbench: Any, api: Server) -> None:
+def test_what_the_nodes_offer_is_discovered(command: Any, api: Server) -> None:
     api.version = {"major": "1", "minor": "34+", "gitVersion": "v1.34.2-eks"}
     api.add_node("aws:///a/i-1", {"cpu": "190", "nvidia.com/gpu": "8", "rdma/hca": "4", "hugepages-2Mi": "0"})
     api.add_node("aws:///a/i-2", {"cpu": "190", "nvidia.com/gpu": "8"}, "m")
-    result = mlbench("attach-cluster", "fleet", "--kubeconfig", str(api.kubeconfig))
+    result = command("attach-cluster", "fleet", "--kubeconfig", str(api.kubeconfig))
     assert result.code == 0, result.err
     assert "up to 8 GPUs each" in result.err
     assert "rdma/hca. mlbench run --pod-patch FILE requests them" in result.err
@@ -342,70 +339,70 @@ def test_what_the_nodes_offer_is_discovered(mlbench: Any, api: Server) -> None:
     assert details["version"] == "v1.34.2-eks"
 
 
-def test_shared_gpus_and_slices_of_gpus_are_named(mlbench: Any, api: Server) -> None:
+def test_shared_gpus_and_slices_of_gpus_are_named(command: Any, api: Server) -> None:
     shared = {"nvidia.com/gpu.shared": "4", "nvidia.com/mig-1g.10gb": "7"}
     api.add_node("aws:///a/i-1", {"cpu": "8", "nvidia.com/gpu": "0", **shared})
-    result = mlbench("attach-cluster", "fleet", "--kubeconfig", str(api.kubeconfig))
+    result = command("attach-cluster", "fleet", "--kubeconfig", str(api.kubeconfig))
     assert "nodes offer nvidia.com/gpu.shared, nvidia.com/mig-1g.10gb" in result.err
 
 
-def test_amd_gpus_of_the_nodes_are_asked_for_by_their_own_name(mlbench: Any, api: Server) -> None:
+def test_amd_gpus_of_the_nodes_are_asked_for_by_their_own_name(command: Any, api: Server) -> None:
     api.add_node("other://1", {"cpu": "190", "amd.com/gpu": "8"})
-    assert mlbench("attach-cluster", "fleet", "--kubeconfig", str(api.kubeconfig)).code == 0
+    assert command("attach-cluster", "fleet", "--kubeconfig", str(api.kubeconfig)).code == 0
     details = Store().cluster("fleet").details
     assert (details["gpus_per_node"], details["gpu"]) == (8, "AMD_Instinct_MI300X_OAM")
     run = ("run", "r", "2", "--image", "i:1", "--command", "true", "--gpu", "--dry-run", "--yes", "-o", "json")
-    jobs = [one for one in mlbench(*run).json["submissions"][0]["documents"] if one["kind"] == "Job"]
+    jobs = [one for one in command(*run).json["submissions"][0]["documents"] if one["kind"] == "Job"]
     pod = jobs[0]["spec"]["template"]["spec"]
     assert pod["containers"][0]["resources"]["limits"]["amd.com/gpu"] == "8"
     assert {"key": "amd.com/gpu", "operator": "Exists", "effect": "NoSchedule"} in pod["tolerations"]
 
 
-def test_autopilot_is_known_by_its_nodes_and_its_runs_say_what_they_need(mlbench: Any, api: Server) -> None:
+def test_autopilot_is_known_by_its_nodes_and_its_runs_say_what_they_need(command: Any, api: Server) -> None:
     api.add_node("gce://p/z/gk3-fleet-pool-1-abcd", {}, "gk3-fleet-pool-1-abcd")
-    done = mlbench("attach-cluster", "fleet", "--kubeconfig", str(api.kubeconfig))
+    done = command("attach-cluster", "fleet", "--kubeconfig", str(api.kubeconfig))
     assert "GKE Autopilot" in done.err
     run = ("run", "r", "1", "--image", "i:1", "--command", "true", "--dry-run", "--yes")
     for words in ((), ("--num-cpus", "8"), ("--memory", "32Gi")):
-        refused = mlbench(*run, *words)
+        refused = command(*run, *words)
         assert refused.code == 2
         assert "--num-cpus 8 --memory 32Gi" in refused.err
-    assert mlbench(*run, "--num-cpus", "8", "--memory", "32Gi").code == 0
+    assert command(*run, "--num-cpus", "8", "--memory", "32Gi").code == 0
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("needs", [False, True])
-def test_queues_of_kueue_are_told_and_asked_for_where_it_wants_one(mlbench: Any, api: Server, needs: bool) -> None:
+def test_queues_of_kueue_are_told_and_asked_for_where_it_wants_one(command: Any, api: Server, needs: bool) -> None:
     api.groups, api.needs_queue = {"kueue.x-k8s.io": "v1beta2"}, needs
     api.put("localqueues", {"metadata": {"name": "team-a"}})
-    done = mlbench("attach-cluster", "queued", "--kubeconfig", str(api.kubeconfig))
+    done = command("attach-cluster", "queued", "--kubeconfig", str(api.kubeconfig))
     assert done.code == 0, done.err
     assert f"Kueue has the queues team-a there: runs {'need' if needs else 'may name'} --queue NAME" in done.err
     assert ("jobs", "mlbench-dry-run") not in api.objects
     details = Store().cluster("queued").details
     assert details.get("needs_queue", False) is needs
     words = ("run", "x", "1", "--task", "allreduce", "--image", "i:1", "--dry-run")
-    refused = mlbench(*words)
+    refused = command(*words)
     assert (refused.code, "--queue team-a" in refused.err) == ((2, True) if needs else (0, False)), refused.err
-    assert mlbench(*words, "--queue", "team-a").code == 0
+    assert command(*words, "--queue", "team-a").code == 0
 
 
-def test_a_server_that_is_too_old_is_refused_with_its_version(mlbench: Any, api: Server) -> None:
+def test_a_server_that_is_too_old_is_refused_with_its_version(command: Any, api: Server) -> None:
     api.version = {"major": "1", "minor": "28+"}
-    result = mlbench("attach-cluster", "old", "--kubeconfig", str(api.kubeconfig))
+    result = command("attach-cluster", "old", "--kubeconfig", str(api.kubeconfig))
     assert result.code == 2
     assert "runs Kubernetes 1.28; runs need 1.31 or later" in result.err
     assert [cluster.name for cluster in Store().clusters()] == ["local"]
     api.version = {"major": "1", "minor": "31"}
-    assert mlbench("attach-cluster", "old", "--kubeconfig", str(api.kubeconfig)).code == 0
+    assert command("attach-cluster", "old", "--kubeconfig", str(api.kubeconfig)).code == 0
 
 
-def test_without_the_right_to_network_policies_runs_do_without(mlbench: Any, api: Server) -> None:
+def test_without_the_right_to_network_policies_runs_do_without(command: Any, api: Server) -> None:
     api.denied = {f"{verb} networkpolicies" for verb in ("create", "get", "list", "patch", "delete")}
-    result = mlbench("attach-cluster", "mine", "--kubeconfig", str(api.kubeconfig))
+    result = command("attach-cluster", "mine", "--kubeconfig", str(api.kubeconfig))
     assert result.code == 0, result.err
     words = ("run", "r", "2", "--image", "i:1", "--command", "true", "--dry-run", "--yes", "-o", "json")
-    kinds = [item["kind"] for item in mlbench(*words).json["submissions"][0]["documents"]]
+    kinds = [item["kind"] for item in command(*words).json["submissions"][0]["documents"]]
     assert "NetworkPolicy" not in kinds
 
 
@@ -419,33 +416,33 @@ def test_without_the_right_to_network_policies_runs_do_without(mlbench: Any, api
     ],
 )
 def test_workers_with_gpus_get_the_runtime_class_of_the_cluster(
-    mlbench: Any, api: Server, there: str | None, words: list[str], expected: str | None
+    command: Any, api: Server, there: str | None, words: list[str], expected: str | None
 ) -> None:
     if there:
         api.put("runtimeclasses", {"metadata": {"name": there}})
     api.add_node("aws:///a/i-1", {"cpu": "8", "nvidia.com/gpu": "1"})
-    assert mlbench("attach-cluster", "mine", "--kubeconfig", str(api.kubeconfig)).code == 0
+    assert command("attach-cluster", "mine", "--kubeconfig", str(api.kubeconfig)).code == 0
     run = ("run", "r", "2", "--image", "i:1", "--command", "true", "--dry-run", "--yes", "-o", "json")
-    job = mlbench(*run, *words).json["submissions"][0]["documents"][0]
+    job = command(*run, *words).json["submissions"][0]["documents"][0]
     assert job["spec"]["template"]["spec"].get("runtimeClassName") == expected
 
 
-def test_gpus_that_are_offered_by_dynamic_resource_allocation_only_are_named(mlbench: Any, api: Server) -> None:
+def test_gpus_that_are_offered_by_dynamic_resource_allocation_only_are_named(command: Any, api: Server) -> None:
     api.add_node("aws:///a/i-1", {"cpu": "8"})
     api.groups = {"resource.k8s.io": "v1"}
     for name in ("cpu.example.com", "gpu.nvidia.com"):
         api.put("deviceclasses", {"metadata": {"name": name}})
-    done = mlbench("attach-cluster", "mine", "--kubeconfig", str(api.kubeconfig))
+    done = command("attach-cluster", "mine", "--kubeconfig", str(api.kubeconfig))
     assert done.code == 0
     assert "offer GPUs only by dynamic resource allocation (gpu.nvidia.com)" in done.err
     api.add_node("aws:///a/i-1", {"cpu": "8", "nvidia.com/gpu": "1"})  # a device plugin beside it will do
-    done = mlbench("attach-cluster", "mine", "--kubeconfig", str(api.kubeconfig))
+    done = command("attach-cluster", "mine", "--kubeconfig", str(api.kubeconfig))
     assert "dynamic resource allocation" not in done.err
 
 
-def test_missing_rights_are_named_and_the_role_is_offered(mlbench: Any, api: Server) -> None:
+def test_missing_rights_are_named_and_the_role_is_offered(command: Any, api: Server) -> None:
     api.denied = {"create jobs", "delete jobs", "delete pods"}
-    done = mlbench("attach-cluster", "mine", "--kubeconfig", str(api.kubeconfig), "-o", "json")
+    done = command("attach-cluster", "mine", "--kubeconfig", str(api.kubeconfig), "-o", "json")
     assert done.code == 3
     assert done.json["error"]["details"]["missing"] == ["create jobs.batch", "delete jobs.batch", "delete pods"]
     assert "permission to create, delete jobs.batch; delete pods." in done.json["error"]["message"]
@@ -453,17 +450,17 @@ def test_missing_rights_are_named_and_the_role_is_offered(mlbench: Any, api: Ser
     assert "mine" not in {cluster.name for cluster in Store().clusters()}
 
 
-def test_rights_that_only_some_runs_need_are_a_warning(mlbench: Any, api: Server) -> None:
+def test_rights_that_only_some_runs_need_are_a_warning(command: Any, api: Server) -> None:
     api.denied = {"list events"}
-    done = mlbench("attach-cluster", "mine", "--kubeconfig", str(api.kubeconfig))
+    done = command("attach-cluster", "mine", "--kubeconfig", str(api.kubeconfig))
     assert done.code == 0
     assert "list events" in done.err
 
 
-def test_the_role_holds_every_right_that_is_checked(mlbench: Any, api: Server) -> None:
-    role, binding = yaml.safe_load_all(mlbench("attach-cluster", "mine", "--role", "-n", "bench").out)
+def test_the_role_holds_every_right_that_is_checked(command: Any, api: Server) -> None:
+    role, binding = yaml.safe_load_all(command("attach-cluster", "mine", "--role", "-n", "bench").out)
     assert role["metadata"]["namespace"] == binding["metadata"]["namespace"] == "bench"
-    mlbench("attach-cluster", "mine", "--kubeconfig", str(api.kubeconfig))
+    command("attach-cluster", "mine", "--kubeconfig", str(api.kubeconfig))
     granted = {(rule["resources"][0], verb) for rule in role["rules"] for verb in rule["verbs"]}
     asked = {(f"{item['resource']}/{item.get('subresource', '')}".rstrip("/"), item["verb"]) for item in api.reviews}
     assert asked == granted
@@ -477,16 +474,16 @@ def test_the_role_holds_every_right_that_is_checked(mlbench: Any, api: Server) -
         (lambda api: api.write_access("wrong"), 3, "Unauthorized"),
     ],
 )
-def test_a_spoilt_kubeconfig_is_told(mlbench: Any, api: Server, spoil: Any, code: int, says: str) -> None:
+def test_a_spoilt_kubeconfig_is_told(command: Any, api: Server, spoil: Any, code: int, says: str) -> None:
     spoil(api)
-    done = mlbench("attach-cluster", "mine", "--kubeconfig", str(api.kubeconfig))
+    done = command("attach-cluster", "mine", "--kubeconfig", str(api.kubeconfig))
     assert done.code == code
     assert says in done.err
 
 
-def test_detaching_only_forgets(mlbench: Any, api: Server) -> None:
-    mlbench("attach-cluster", "mine", "--kubeconfig", str(api.kubeconfig))
+def test_detaching_only_forgets(command: Any, api: Server) -> None:
+    command("attach-cluster", "mine", "--kubeconfig", str(api.kubeconfig))
     asked = api.requests.total()
-    assert mlbench("delete-cluster", "attached", "mine").code == 0
+    assert command("delete-cluster", "attached", "mine").code == 0
     assert api.requests.total() == asked
     assert [cluster.name for cluster in Store().clusters()] == ["local"]

@@ -15,16 +15,12 @@ from tests.fakes.kind_tools import World
 
 ROOT = Path(__file__).parents[3]
 Command = Callable[..., Any]
+pytestmark = pytest.mark.usefixtures("world")  # no other Docker
 
 
-@pytest.fixture
-def mlbench(world: World, command: Command) -> Command:
-    return command
-
-
-def test_a_cluster_with_its_resources_price_and_end(mlbench: Command) -> None:
-    assert mlbench("create-cluster", "kind", "2", "rel", "--ttl", "2h").code == 0
-    document = mlbench("status", "--cluster", "rel-2", "-o", "json").json
+def test_a_cluster_with_its_resources_price_and_end(command: Command) -> None:
+    assert command("create-cluster", "kind", "2", "rel", "--ttl", "2h").code == 0
+    document = command("status", "--cluster", "rel-2", "-o", "json").json
     assert document["cluster"]["state"] == "ready"
     assert document["cluster"]["functional_only"] is True
     assert document["cluster"]["expires"].startswith("20")
@@ -32,49 +28,49 @@ def test_a_cluster_with_its_resources_price_and_end(mlbench: Command) -> None:
     assert [item["state"] for item in document["resources"]] == ["ready", "ready"]
     assert document["provisioning_seconds"] == max(item["ready"] for item in document["resources"])
     assert document["removal_seconds"] is None
-    text = mlbench("status", "--cluster", "rel-2").out
+    text = command("status", "--cluster", "rel-2").out
     assert "KIND cluster   rel-2" in text
     assert "free" in text
     assert "Expires:  in " in text
     assert "REMOVAL" not in text
 
 
-def test_the_cloud_says_what_is_there_now(mlbench: Command, world: World) -> None:
-    mlbench("create-cluster", "kind", "2", "rel")
-    found = mlbench("status", "--cluster", "rel-2", "--cloud", "-o", "json").json
+def test_the_cloud_says_what_is_there_now(command: Command, world: World) -> None:
+    command("create-cluster", "kind", "2", "rel")
+    found = command("status", "--cluster", "rel-2", "--cloud", "-o", "json").json
     assert {item["kind"]: item["found"] is not None for item in found["resources"]}["KIND cluster"]
     assert not [item for item in found["findings"] if item["code"] == "missing"]
     world.change(containers={})
-    document = mlbench("status", "--cluster", "rel-2", "--cloud", "-o", "json").json
+    document = command("status", "--cluster", "rel-2", "--cloud", "-o", "json").json
     assert {item["kind"]: item["found"] for item in document["resources"]}["KIND cluster"] is None
     assert [item["code"] for item in document["findings"] if "KIND cluster" in item["summary"]] == ["missing"]
 
 
-def test_one_that_was_not_finished_says_why(mlbench: Command, world: World) -> None:
+def test_one_that_was_not_finished_says_why(command: Command, world: World) -> None:
     world.change(trouble={"kind create": "fail"})
-    mlbench("create-cluster", "kind", "2", "rel")
-    document = mlbench("status", "--cluster", "rel-2", "-o", "json").json
+    command("create-cluster", "kind", "2", "rel")
+    document = command("status", "--cluster", "rel-2", "-o", "json").json
     assert document["cluster"]["state"] == "failed"
     assert document["provisioning_seconds"] is None
     (finding,) = [item for item in document["findings"] if item["code"] != "planned"]
     assert finding["code"] == "usage"
     assert {item["state"] for item in document["resources"]} == {"ready", "not finished"}
-    assert finding["summary"] in mlbench("status", "--cluster", "rel-2").out
+    assert finding["summary"] in command("status", "--cluster", "rel-2").out
 
 
-def test_one_that_nobody_goes_on_with_is_told(mlbench: Command, world: World) -> None:
-    mlbench("create-cluster", "kind", "2", "rel", "--ttl", "0")
+def test_one_that_nobody_goes_on_with_is_told(command: Command, world: World) -> None:
+    command("create-cluster", "kind", "2", "rel", "--ttl", "0")
     store = Store()
     cluster = store.cluster("rel-2")
     store.record_cluster(replace(cluster, state="creating"))
-    codes = {item["code"] for item in mlbench("status", "--cluster", "rel-2", "-o", "json").json["findings"]}
+    codes = {item["code"] for item in command("status", "--cluster", "rel-2", "-o", "json").json["findings"]}
     assert codes >= {"abandoned", "expired"}
 
 
-def test_a_removed_cluster_is_still_a_result(mlbench: Command) -> None:
-    mlbench("create-cluster", "kind", "2", "rel")
-    mlbench("delete-cluster", "rel-2", "--yes")
-    document = mlbench("status", "--cluster", "rel-2", "-o", "json").json
+def test_a_removed_cluster_is_still_a_result(command: Command) -> None:
+    command("create-cluster", "kind", "2", "rel")
+    command("delete-cluster", "rel-2", "--yes")
+    document = command("status", "--cluster", "rel-2", "-o", "json").json
     assert document["cluster"]["state"] == "removed"
     assert document["cluster"]["removed"] > document["cluster"]["created"]
     assert {item["state"] for item in document["resources"]} == {"gone"}
@@ -89,8 +85,8 @@ def test_a_removed_cluster_is_still_a_result(mlbench: Command) -> None:
         (["status", "a-1", "--cluster", "local"], 2, "which are about runs"),
     ],
 )
-def test_wrong_words(mlbench: Command, words: list[str], code: int, says: str) -> None:
-    done = mlbench(*words)
+def test_wrong_words(command: Command, words: list[str], code: int, says: str) -> None:
+    done = command(*words)
     assert (done.code, says in done.err) == (code, True), done.err
 
 

@@ -246,6 +246,7 @@ def test_clusters_of_zones_that_answer_are_listed_and_deleted(command: Any, worl
         (["--machine-type", "g2-standard-8", "--gpu-type", "t4"], "has nvidia-l4, not nvidia-tesla-t4"),
         (["--machine-type", "e2-standard-2", "--num-gpus", "1"], "only to n1 machines"),
         (["--gpu-type", "t4", "--num-gpus", "3"], "1, 2 or 4"),
+        (["--gpu-type", "l4", "--gpus-per-node", "0"], "from 1 to 64"),
         (["--gpu-type", "k80"], "too old"),
         (["--gpu-type", "h1000"], 'Did you mean "h100"'),
         (["--gpu-type", "h100"], "only as spot"),

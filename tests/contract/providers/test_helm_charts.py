@@ -315,6 +315,7 @@ def test_from_an_empty_data_directory_nothing_is_left(place: Place) -> None:
     place.create("service=LoadBalancer")
     place.kube.balancer("by-hand")
     place.kube.stateful("db", DISK)
+    place.kube.deployment("web", f"{DISK}3")
     place.kube.disk("unused", f"{DISK}2")
     place.kube.outside.add("192.0.2.9")
     _, printed = place.mlbench(*DELETE, home="empty")
