@@ -81,6 +81,7 @@ class World(CloudDouble, PoolRules):
     # The project's policy, which only who may administer it reads and writes; and what runs in the cluster.
     policy: Object = field(default_factory=lambda: {"bindings": [], "etag": "1"})
     policy_denied: bool = False
+    unknown_looks: int = 0  # so many requests to Kubernetes come before it knows the caller's rights
     objects: dict[str, Object] = field(default_factory=dict)  # of Kubernetes, by path
     repositories: dict[str, Object] = field(default_factory=dict)  # of Artifact Registry, by path
     outside: set[str] = field(default_factory=set)  # disks' handles and load balancers' addresses

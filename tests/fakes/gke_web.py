@@ -248,6 +248,10 @@ class Kube(Handler):
         if not self.world.knows(self.headers.get("Authorization", "")):
             self.answer({"kind": "Status", "message": "Unauthorized", "reason": "Unauthorized"}, 401)
             return
+        if self.world.unknown_looks:
+            self.world.unknown_looks -= 1
+            self.answer({"kind": "Status", "message": "forbidden", "reason": "Forbidden"}, 403)
+            return
         url = urlsplit(self.path)
         self.world.permissions |= {"container.clusters.connect", permission_of_kubernetes(self.command, self.path)}
         if self.command == "PATCH" and url.path not in self.world.objects:  # applied: created if it is not there

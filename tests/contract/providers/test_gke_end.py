@@ -28,7 +28,7 @@ def test_gc_leaves_images_that_were_kept_on_request(
 
 
 def test_the_workers_end_without_any_right_to_give_rights(command: Any, gke_world: World) -> None:
-    gke_world.policy_denied = True
+    gke_world.policy_denied, gke_world.unknown_looks = True, 3
     gke_world.denied = {"resourcemanager.projects.setIamPolicy"}
     result = command(*CREATE, "--ttl", "2h")
     assert result.code == 0, result.err
