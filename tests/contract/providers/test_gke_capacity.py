@@ -113,27 +113,6 @@ def test_without_machines_in_any_zone_all_are_named_and_the_command_can_be_repea
     assert len(gke_world.find_cluster("rel-2").node_pools) == 2
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (("--zones", "europe-west1-b,"), "is not a list of different zones"),
-        (("--zones", "europe-west1-b,europe-west1-b"), "is not a list of different zones"),
-        (("--zones", "europe-west1-b,europe-west4-a"), "these zones are in several regions"),
-        (("--zones", "here"), "is not a zone"),
-        (("--zones", "europe-west1-b,europe-west1-c"), 'There is no zone "europe-west1-c"'),
-        (("--zones", FIRST, "--worker-zone", SECOND), "exclude each other"),
-        (("--zones", FIRST, "--region", "europe-west4"), "is in another region"),
-    ],
-)
-def test_wrong_zones_are_refused_before_anything_is_made(
-    command: Command, gke_world: World, words: tuple[str, ...], says: str
-) -> None:
-    result = create(command, "-t", "n1-standard-4", *words)
-    assert result.code == 2, result.err
-    assert says in result.err
-    assert not any(line.startswith("Create") for line in gke_world.log)
-
-
 def test_runs_book_all_flex_start_machines_at_once(command: Command, gke_world: World) -> None:
     gke_world.quotas = {}
     assert create(command, "-t", "g2-standard-8", "--flex-start").code == 0
