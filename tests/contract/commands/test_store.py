@@ -33,10 +33,6 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def count_runs(home: Path) -> int:
-    return len(Store(home).runs())
-
-
 def test_a_store_that_is_locked_ends_commands_with_a_reason_and_loses_nothing(home: Path, capsys: Captured) -> None:
     reading = (["status"], ["status", "demo-1"], ["list-clusters"], ["set-cluster", "local"], ["wait", "demo-1"])
     starting = ["run", "x", "1", "--command", "true"]
@@ -54,9 +50,9 @@ def test_a_store_that_is_locked_ends_commands_with_a_reason_and_loses_nothing(ho
         assert run(["status"]) == 0  # readers are not in the way of a writer
         assert run(starting) == 124
         assert "is locked" in capsys.readouterr().err
-    assert count_runs(home) == 1
+    assert len(Store(home).runs()) == 1
     assert run([*starting, "--share-machine"]) == 0
-    assert count_runs(home) == 2
+    assert len(Store(home).runs()) == 2
 
 
 def test_a_command_says_that_it_waits_and_goes_on_when_the_lock_is_released(home: Path) -> None:

@@ -186,11 +186,8 @@ def test_all_presenters_agree(case: Case, capsys: Captured, tmp_path: Path) -> N
         assert row["words"] in re.sub(r"\\(.)", r"\1", Path("page.md").read_text())
 
 
-def test_several_results_are_each_compared_with_one_baseline(
-    capsys: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("MLBENCH_HOME", str(tmp_path))
-    store = Store(tmp_path)
+def test_several_results_are_each_compared_with_one_baseline(capsys: Captured, home: Path) -> None:
+    store = Store()
     sides = {"a": Case(GOOD, GOOD, 0, 0), "b": CASES["the same"], "c": CASES["slower"]}
     for side, case in sides.items():
         _record(store, side, case)

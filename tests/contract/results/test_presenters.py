@@ -118,11 +118,6 @@ def test_the_gate_never_holds_one_against_another(capsys: Captured, name: str) -
     assert "differ: " in check["reason"]
 
 
-def test_the_gate_and_its_baseline_count_three(capsys: Captured, tmp_path: Path) -> None:
-    [check] = answer(capsys, "gate", "own-2", "--baseline", "own", code=9)["checks"]
-    assert len(check["values"]) == REPEATS  # a run on both sides counts as a result only
-
-
 def test_the_dashboard_has_the_same_repeats(capsys: Captured, dashboard: Dashboard) -> None:
     listed = dashboard.ask("/api/v1/runs").document
     own = answer(capsys, "status")["repeats"]

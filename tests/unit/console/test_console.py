@@ -25,11 +25,6 @@ class Terminal(io.StringIO):
         return True
 
 
-@pytest.fixture
-def sixty_columns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "60")
-
-
 # --- tables ----------------------------------------------------------------------------------------------------------
 
 
@@ -146,6 +141,7 @@ def test_progress_on_a_terminal_is_one_line(monkeypatch: pytest.MonkeyPatch) -> 
     line = console.ProgressLine()
     line.update("x" * 100)
     assert screen(terminal.getvalue(), 60) == ["x" * 58 + "…"]
+    assert terminal.getvalue().endswith("\r")  # where erasing begins, also if a narrower terminal wraps the line
     line.update("done\n[bold]")
     assert screen(terminal.getvalue(), 60) == ["done [bold]"]
     line.print_above("a log line")
@@ -154,15 +150,6 @@ def test_progress_on_a_terminal_is_one_line(monkeypatch: pytest.MonkeyPatch) -> 
     line.close()
     line.close()
     assert screen(terminal.getvalue(), 60) == ["a log line"]
-
-
-def test_the_cursor_rests_at_the_beginning_of_the_live_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that erasing begins there also after a terminal has wrapped the line because it became narrower."""
-    terminal = on_terminal(monkeypatch)
-    line = console.ProgressLine()
-    line.update("training")
-    assert terminal.getvalue().endswith("training\r")
-    line.close()
 
 
 def test_a_resized_terminal_is_drawn_anew() -> None:
@@ -189,7 +176,6 @@ def test_a_resized_terminal_is_drawn_anew() -> None:
     assert written.endswith("\r\x1b[J")
 
 
-@pytest.mark.usefixtures("sixty_columns")
 def test_progress_in_a_pipe_is_a_line_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
     line = console.ProgressLine(interval=3600)
     line.update("one")

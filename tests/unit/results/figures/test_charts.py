@@ -13,12 +13,13 @@ from mlbench_cli.errors import UsageError
 from mlbench_cli.model.run import Run
 from mlbench_cli.results.analysis.series import Series, collect
 from mlbench_cli.results.archive.files import Archive, pack
+from mlbench_cli.results.archive.seal import seal
 from mlbench_cli.results.figures import files
 from mlbench_cli.results.figures.chart import Chart
 from mlbench_cli.results.figures.charts import draw, list_sheets
 from task_images.contract import CATEGORIES
 from tests import NIGHTLY
-from tests.unit.results.runs import new_run, sealed_run, spec, timings
+from tests.unit.results.runs import new_run, observation_of, sealed_run, spec, timings
 
 NAMES = ["total_time", "speedup", "time_for_all_phases"]
 
@@ -269,9 +270,6 @@ def test_one_archive_is_drawn_and_the_speedup_says_what_it_needs(tmp_path: Path)
 
 
 def test_tasks_without_result_count_as_whole_runs(tmp_path: Path) -> None:
-    from mlbench_cli.results.archive.seal import seal
-    from tests.unit.results.runs import observation_of
-
     run = new_run(tmp_path / "run", spec(task="custom", argv=("python", "$HOME/_train_.py")), {0: ["hello"], 1: []})
     seal(run, observation_of(seconds=12.0))
     found = collect([Archive.open(run.folder)])
