@@ -4,7 +4,7 @@ import base64
 import ipaddress
 import os
 import ssl
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from mlbench_cli.kube.official import official
 
 POOL_SIZE = 64  # open connections: as many as logs are followed in parallel
 # Trusted certificates of this system, if OpenSSL's default file is missing.
+PROXIES = ("http", "https", "socks5", "socks5h")
 SYSTEM_BUNDLES = ("/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/cert.pem")
 
 
@@ -41,7 +42,7 @@ class Access:
     impersonation: Mapping[str, Any] = field(default_factory=dict)  # keys of a kubeconfig's user: "as", "as-groups", …
 
     def __post_init__(self) -> None:
-        if not _is_http_url(self.server):
+        if not _is_url(self.server, ("http", "https")):
             raise UsageError(f'The address of the cluster, "{self.server}", is not an http or https URL.')
 
     def client(self, retry_seconds: float | None = None) -> Api:
@@ -188,14 +189,15 @@ def _proxy_settings(proxy: str | None, server: str) -> dict[str, object]:
         proxy, variable = _environment_proxy(server) or (None, None)
     if proxy is None:
         return {"proxy": "", "no_proxy": ""}
-    parts = urlsplit(proxy if _is_http_url(proxy) else "")
+    parts = urlsplit(proxy if _is_url(proxy, PROXIES) else "")
     if not parts.hostname or "@" in parts.path + parts.query + parts.fragment:
         named = f'"{proxy.rpartition("@")[2]}"{f", from ${variable}," if variable else ""}'
         raise UsageError(
-            f"The proxy of the cluster, {named} is not an http or https URL.",
-            hint="http://USER:PASSWORD@HOST:PORT, with characters such as # and / of a password as %23 and %2F; SOCKS "
-            "proxies are not supported.",
+            f"The proxy of the cluster, {named} is not an http, https or socks5 URL.",
+            hint="http://USER:PASSWORD@HOST:PORT, with characters such as # and / of a password as %23 and %2F",
         )
+    if parts.scheme.startswith("socks5"):  # with kubectl, the proxy looks up names in both cases
+        return {"proxy": f"socks5h:{proxy.partition(':')[2]}", "no_proxy": ""}
     found: dict[str, Any] = {"proxy": proxy, "no_proxy": ""}
     if parts.username:
         words = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
@@ -203,10 +205,10 @@ def _proxy_settings(proxy: str | None, server: str) -> dict[str, object]:
     return found
 
 
-def _is_http_url(text: str) -> bool:
+def _is_url(text: str, schemes: Collection[str]) -> bool:
     try:
         parts = urlsplit(text)
-        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        return parts.scheme in schemes and bool(parts.hostname) and parts.port != 0
     except ValueError:
         return False
 

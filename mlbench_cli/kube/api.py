@@ -443,7 +443,7 @@ def _connect_websocket(configuration: Any, url: str, headers: Sequence[tuple[str
     proxy = urlsplit(configuration.proxy or "http://unused:1")
     options: dict[str, Any] = {
         "header": [f"{name}: {value}" for name, value in headers],
-        "proxy_type": "http",
+        "proxy_type": proxy.scheme.replace("https", "http"),
         "http_proxy_host": proxy.hostname,
         "http_proxy_port": proxy.port or 80,
         "http_no_proxy": ["none.invalid"] if configuration.proxy else ["*"],

@@ -23,6 +23,7 @@ from mlbench_cli.kube.api import ApiError
 from providers.attached import new_attached_cluster
 from tests.contract.kube.exec import execute
 from tests.fakes.certificates import server_context, write_certificate
+from tests.fakes.cutting_proxy import SocksProxy
 from tests.fakes.kube_api import KubeApi
 from tests.fakes.silent import Silent
 
@@ -202,8 +203,20 @@ def test_a_proxy_gets_the_login_of_its_url() -> None:
         assert words == {"Basic " + base64.b64encode(b"LAB\\me:p@ss#").decode()}
 
 
+@pytest.mark.parametrize("scheme", ["socks5", "socks5h"])
+def test_a_socks_proxy_looks_up_the_server_and_carries_both_kinds_of_connection(
+    https: tuple[KubeApi, bytes], scheme: str
+) -> None:
+    """That of `ssh -D`, as Kubernetes' documentation has it for private clusters."""
+    server, ca = https
+    with SocksProxy("127.0.0.1", int(server.url.rpartition(":")[2])) as proxy:
+        url = f"{scheme}://127.0.0.1:{proxy.port}"
+        assert works(Access("https://private.invalid:6443", ca=ca, server_name="127.0.0.1", proxy=url))
+    assert set(proxy.asked) == {"private.invalid:6443"}
+
+
 @pytest.mark.parametrize(
-    "proxy", ["socks5://user:secret@p:1080", "http://user:secret@p:x", "http://user:of@secret#secret@p:1"]
+    "proxy", ["socks4://user:secret@p:1080", "http://user:secret@p:x", "http://user:of@secret#secret@p:1"]
 )
 def test_a_proxy_of_another_kind_is_refused_without_its_password(proxy: str) -> None:
     with Access("https://c.invalid", proxy=proxy).client() as api, pytest.raises(UsageError, match='"p:') as caught:

@@ -153,8 +153,10 @@ def test_networks_of_addresses_need_no_proxy(server: KubeApi, monkeypatch: pytes
     assert found == ["", "", "http://proxy.example:3128"]
 
 
-def test_a_socks_proxy_is_refused_by_the_name_of_its_variable(server: KubeApi, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HTTPS_PROXY", "socks5://proxy.example:1080")
+def test_a_proxy_of_another_kind_is_refused_by_the_name_of_its_variable(
+    server: KubeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HTTPS_PROXY", "socks4://proxy.example:1080")
     with pytest.raises(UsageError, match="HTTPS_PROXY"), Access("https://api.example.org").client() as api:
         api.get(VERSION)
 
