@@ -1,13 +1,17 @@
 """Sizes of the collectives benchmark, the pattern that betrays a wrong result, and the fit."""
 
 import random
+import time
 
 import numpy as np
 import pytest
 import torch
 
-from task_images.allreduce.operations import COLLECTIVES, DTYPES, Pattern, summands
-from task_images.allreduce.task import Measured, Row, Series, fit, format_size, from_bytes, grid, in_parts
+from task_images.allreduce.operations import COLLECTIVES, DTYPES, Call, Pattern, summands
+from task_images.allreduce.task import Measured, Row, Series, fit, format_size, from_bytes, grid, in_parts, time_samples
+from task_images.clock import Tracker
+from task_images.contract import Contract
+from task_images.world import World
 from tests import NIGHTLY
 
 CPU = torch.device("cpu")
@@ -38,6 +42,13 @@ def test_a_size_that_is_larger_takes_longer_than_the_one_before() -> None:
     assert series.next_seconds == 0
     series.rows.append(Row("all_reduce", "fp32", "in_place", 400, 100, 5, 400.0, 500.0, p50_us=500.0))
     assert series.next_seconds >= 2 * 10 * 500e-6
+
+
+def test_a_buffer_that_travels_twice_takes_half_the_time_for_each_way() -> None:
+    call = Call(fill=lambda: None, call=lambda: time.sleep(0.3), wrong=lambda: 0, trips=2)
+    world = World(Contract({}), torch.device("cpu"), 1, grouped=False)
+    [found] = time_samples(world, Tracker(), call, 1)
+    assert 0.15 <= found < 0.3
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -42,6 +42,10 @@ def test_a_training_crop_is_a_part_of_the_image_scaled(tmp_path: Path) -> None:
         np.testing.assert_allclose(middle[16, 2:-2, 0], across[2:-2], atol=1.5)
         np.testing.assert_allclose(middle[2:-2, 16, 1], down[2:-2], atol=1.5)
     assert mirrored == {True, False}
+    chance = numpy_generator(1)
+    boxes = [random_box(400, 400, 0.25, chance) for _ in range(4000)]
+    ratios = [(right - left) / (lower - upper) for left, upper, right, lower in boxes]
+    assert abs(np.log(ratios).mean()) < 0.01  # wide and high ones are as likely
 
 
 def test_a_long_image_is_cut_in_the_middle_when_nothing_fits() -> None:
@@ -91,7 +95,7 @@ def test_sixteen_bits_are_scaled_to_eight(tmp_path: Path) -> None:
     """And not cut off at 255, which makes nearly every image white; floating-point numbers are refused."""
     gray = ramp(50, 40).convert("L")
     gray.save(tmp_path / "8.png")
-    wide = Image.fromarray(np.asarray(gray).astype(np.uint16) * 257)
+    wide = Image.fromarray(np.asarray(gray).astype(np.uint16) * 256)
     for name in ("16.png", "16.tif"):
         wide.save(tmp_path / name)
         found, expected = (validation_crop(tmp_path / each, 36, draft=True) for each in (name, "8.png"))
