@@ -25,6 +25,7 @@ KILL_WAIT = 2.0
 REFUSED = {
     "account": "Unable to allocate resources: Invalid account or account/partition combination specified",
     "gres": "Unable to allocate resources: Invalid generic resource (gres) specification",
+    "constraint": "Unable to allocate resources: Requested node configuration is not available",
 }
 COMMANDS = ("sbatch", "srun", "squeue", "scancel", "sinfo", "scontrol")
 
@@ -167,7 +168,8 @@ def sinfo(words: list[str]) -> int:
             continue
         fields = {
             "R": node["partition"], "P": node["partition"] + "*" * (node["partition"] == "debug"), "l": "infinite",
-            "D": node["count"], "G": node.get("gres", "(null)"), "T": node["state"], "N": node["names"], "f": "(null)",
+            "D": node["count"], "G": node.get("gres", "(null)"), "T": node["state"], "N": node["names"],
+            "f": node.get("features", "(null)"),
         }  # fmt: skip
         print("|".join(str(fields[letter.strip("%")]) for letter in words[words.index("-o") + 1].split("|")))
     return 0

@@ -137,14 +137,16 @@ def test_what_shells_and_interpreters_print_is_no_answer_of_a_node(shell: Shell,
 
 
 def test_a_site_that_wants_an_account_or_a_gpu_is_asked_with_one_or_understood(shell: Shell, tmp_path: Path) -> None:
-    def attach(code: int = 0, **node: str) -> str:
+    def attach(*words: str, code: int = 0, **node: str) -> str:
         nodes = [{"names": "g[1-2]", "count": 2, "state": "idle", "partition": "debug", **node}]
         Path(shell.environment["SLURM_CONF"]).with_name("nodes.json").write_text(json.dumps(nodes))
-        return shell("attach-slurm", "s", "--shared", str(tmp_path / "far"), "--python", shell.python, code=code)
+        where = ("--shared", str(tmp_path / "far"), "--python", shell.python)
+        return shell("attach-slurm", "s", *where, *words, code=code)
 
     assert "does not permit the job" in attach(wants="account", code=3)
     assert "not probed" not in attach(wants="gres", gres="gpu:a100:no_consume:4(S:0-1)")
     assert "add --no-probe" in attach(wants="gres", code=5)
+    assert "not probed" not in attach("--constraint", "ib", wants="constraint", features="ib")
 
 
 def test_a_partition_that_slurm_hides_can_be_chosen(shell: Shell, tmp_path: Path) -> None:

@@ -5,14 +5,24 @@ import os
 import stat
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
+from typing import cast
 
 import pytest
+from msgspec.structs import replace
 
 from mlbench_cli.agent.channel import Channel, Target
-from mlbench_cli.engines.machines.details import SlurmDetails
-from mlbench_cli.engines.slurm.discovery import check_probes, discover_cluster, parse_associations, parse_probes
-from mlbench_cli.errors import UsageError
+from mlbench_cli.engines.machines.details import PartitionRecord, SlurmDetails
+from mlbench_cli.engines.slurm.discovery import (
+    SlurmFacts,
+    check_choice,
+    check_probes,
+    discover_cluster,
+    parse_nodes,
+    parse_probes,
+)
+from mlbench_cli.errors import NotFoundError, UsageError
 from tests.contract.engines.labs import install_commands
 
 DETAILS = SlurmDetails(folder="/shared")
@@ -42,8 +52,39 @@ def test_nodes_that_differ_are_refused(lines: tuple[str, ...], words: str) -> No
         check_probes(parse_probes(answers(*lines), "abc"), DETAILS)
 
 
-def test_accounts_have_their_qos() -> None:
-    assert parse_associations("a|normal,long\na|debug\nb|\n") == {"a": {"normal", "long", "debug"}, "b": set()}
+class Login:
+    """A login node on which the user has two accounts."""
+
+    target = Target("login")
+
+    def call(self, do: str, argv: list[str], **options: object) -> dict[str, object]:
+        assert do == "run"
+        return {"code": 0, "out": {"id": "me\n", "sacctmgr": "a|normal,long\na|debug\nb|high\n"}[argv[0]], "err": ""}
+
+
+@pytest.mark.parametrize(
+    ("account", "qos", "refusal"),
+    [
+        ("A", "Long", None),
+        ("a", "debug", None),
+        (None, "high", None),
+        ("b", "long", 'cannot use the QOS "long", only high'),
+        ("c", None, 'no account "c" on this cluster, only a, b'),
+    ],
+)
+def test_an_account_and_its_qos_are_taken_as_slurm_takes_them(
+    account: str | None, qos: str | None, refusal: str | None
+) -> None:
+    partition = PartitionRecord(max_seconds=None, nodes=1, gpus_per_node=0, default=True)
+    host = {"writable": True, "free_bytes": 1 << 40}
+    facts = SlurmFacts("23.11", {"all": partition}, 30, 300, True, None, host)
+    with nullcontext() if refusal is None else pytest.raises(NotFoundError, match=refusal):
+        check_choice(cast(Channel, Login()), facts, replace(DETAILS, slurm_account=account, qos=qos))
+
+
+@pytest.mark.parametrize(("constraint", "idle"), [(None, 6), ("a100&ib", 2), ("a100|ib", 6), ("[a100*2&ib]", 6)])
+def test_only_nodes_with_the_features_of_the_constraint_count(constraint: str | None, idle: int) -> None:
+    assert parse_nodes("2|idle|n[1-2]|a100,ib\n4|idle|n[3-6]|a100\n", constraint).idle == idle
 
 
 @pytest.mark.parametrize(("version", "words"), [("slurm-wlm 20.11.9", "needs 21.08"), ("", "no Slurm")])

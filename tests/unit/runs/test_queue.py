@@ -11,9 +11,21 @@ import pytest
 
 from mlbench_cli.engines.local.engine import LOCK, LocalEngine
 from mlbench_cli.errors import NeverStartedError, NotFoundError, UnreachableError, UsageError
-from mlbench_cli.model.run import Cluster, Ending, Experiment, Member, Observation, Run, RunState, WorkerState
+from mlbench_cli.model.run import (
+    Cluster,
+    Ending,
+    Experiment,
+    Member,
+    Observation,
+    Outcome,
+    Run,
+    RunState,
+    WorkerState,
+)
 from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.runs import queue, supervise
+from mlbench_cli.runs.experiment_status import experiment_status
+from mlbench_cli.runs.finalize import finalize
 from mlbench_cli.runs.queue import QueueFolder
 from mlbench_cli.runs.recording import record
 from mlbench_cli.runs.removal import delete_run
@@ -33,11 +45,11 @@ def store(tmp_path: Path) -> Store:
 
 
 def experiment_of(
-    store: Store, count: int, parallel: int = 1, engine: str = "kubernetes"
+    store: Store, count: int, parallel: int = 1, engine: str = "kubernetes", sizes: tuple[int, ...] = ()
 ) -> tuple[Experiment, list[Run]]:
     runs = []
-    for number in range(1, count + 1):
-        spec = RunSpec(f"x-{number}", "c", engine, "custom", "custom", ("true",), "gloo", 1, seed=number)
+    for number, workers in enumerate(sizes or (1,) * count, 1):
+        spec = RunSpec(f"x-{number}", "c", engine, "custom", "custom", ("true",), "gloo", workers, seed=number)
         runs.append(Run(f"run{number}", spec, store.folder / "runs" / f"run{number}", CREATED))
     members = tuple(Member(index, run.id, run.spec.content_hash) for index, run in enumerate(runs))
     experiment = Experiment("e", "x", CREATED, {}, members, parallel=parallel)
@@ -85,6 +97,22 @@ def test_a_run_whose_agent_is_about_to_tell_of_it_is_not_lost_with_its_queue(sto
     assert "has not been started" in str(status.problem)
 
 
+def test_the_time_left_is_that_of_runs_of_the_same_size_as_many_at_a_time_as_were_asked_for(store: Store) -> None:
+    experiment, runs = experiment_of(store, 6, parallel=2, sizes=(1, 1, 2, 1, 1, 2))
+    for run, seconds in zip(runs, (10.0, 20.0, 60.0), strict=False):
+        workers = [
+            WorkerState(rank, "succeeded", exit_code=0, started=100.0, finished=100.0 + seconds)
+            for rank in range(run.spec.workers)
+        ]
+        finalize(run, FakeEngine([Observation(200.0, tuple(workers), ended=Ending.EXITED)]), store)
+    store.advance(runs[3], RunState.FINISHED, Outcome.CANCELED)
+    with queue.hold(experiment, store):
+        states = list(read_states(store.runs(), lambda _: FakeEngine()))
+        found = experiment_status(experiment, states, store, lambda _: FakeEngine())
+    assert (found.finished, found.failed, found.canceled, found.total) == (4, 0, 1, 6)
+    assert found.eta == (15.0 + 60.0) / 2
+
+
 def test_only_one_process_is_the_queue(store: Store) -> None:
     experiment, _ = experiment_of(store, 1)
     folder = QueueFolder.of(store.folder, experiment.id)
@@ -97,6 +125,9 @@ def test_only_one_process_is_the_queue(store: Store) -> None:
     with pytest.raises(ValueError, match="boom"), queue.hold(experiment, store):
         raise ValueError("boom")
     assert folder.explain_end() == "ValueError: boom"
+    folder.write_holder(7, is_detached=True)
+    folder.log.write_text("x-1: starting\nOut of memory\n")
+    assert folder.explain_end() == "its process 7 was killed; its log ends with: Out of memory"
 
 
 def test_a_queue_on_another_machine_is_unknown_from_here(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,6 +75,9 @@ def test_a_command_of_the_user_is_known_by_its_commit(repository: Path, monkeypa
     assert known.source == SourceCommit(git(repository, "rev-parse", "HEAD"), modified=False, untracked=False)
     assert known.code is None
     assert "secret" not in str(known)
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/home/me/libraries")
+    nameless = collect_provenance(spec(anonymous=True), ["mlbench", "run", "x", "1", "--command", "mine"])
+    assert (nameless.command_line, "/home/me" in str(nameless)) == ((), False)
 
 
 def test_on_a_cluster_the_ranks_report_where_they_run(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -271,6 +271,10 @@ def test_doctor_says_who_has_this_machine(lab: Lab, lock: Path, capsys: Captured
         return next((check["state"], check["found"]) for check in checks if check["what"] == "machine lock")
 
     assert find_lock_check() == ("ok", f"{lock}: free")
+    shared = lab.start(SLEEP, share_machine=True)
+    assert find_lock_check() == ("ok", f"{lock}: free")  # for others that share it
+    lab.engine.cancel(shared)
+    lab.end(shared)
     run = lab.start(SLEEP)
     assert f"{run.name} of user" in find_lock_check()[1]
     lab.engine.delete(run, force=True)

@@ -4,13 +4,18 @@ from typing import Any
 
 import pytest
 
+from mlbench_cli.agent.messages import pending_facts
 from mlbench_cli.engines.kubernetes import workers
 from mlbench_cli.engines.kubernetes.workers import (
     NodeEnd,
+    find_end,
     first_failed,
     was_stopped,
+    why_gone,
     worker_state,
+    worker_states,
 )
+from mlbench_cli.engines.observe import NodeReport
 from mlbench_cli.kube.api import GONE
 from mlbench_cli.model.run import Ending, WorkerState
 
@@ -91,6 +96,23 @@ def test_the_phase_of_a_worker(pod: dict[str, Any], phase: str, code: int | None
 )
 def test_the_digest_of_an_image_is_read_in_all_forms_of_the_kubelet(image: str | None, digest: str | None) -> None:
     assert worker_state(0, a_pod(RUNNING, container={"imageID": image})).image_digest == digest
+
+
+def test_the_end_of_a_pod_is_that_of_all_its_ranks_by_one_clock() -> None:
+    ranks = [
+        {**pending_facts(0), "started": 105.0, "finished": 109.0, "exit_code": 0},
+        {**pending_facts(1), "started": 104.0, "finished": 108.0, "exit_code": 137, "out_of_memory": "cgroup"},
+    ]
+    state = {"ended": "failed", "first_failed": 1, "ranks": ranks, "started": 103.0, "finished": 110.0}
+    end = find_end(NodeReport(state, {}))
+    assert end == NodeEnd(Ending.EXITED, 137, 104.0, 109.0, is_out_of_memory=True)
+    (found,) = worker_states(1, {0: a_pod(RUNNING)}, {0: end})  # whose clock is far ahead of the agent's
+    assert (found.exit_code, found.started, found.finished) == (137, 104.0, 109.0)
+
+
+def test_why_a_head_is_gone_is_told_by_its_last_pod() -> None:
+    pods = [a_pod(ended(1, "Error", message="no space")), a_pod(ended(137, "OOMKilled"))]
+    assert why_gone(pods) == "OOMKilled"
 
 
 # --- who failed ------------------------------------------------------------------------------------------------------

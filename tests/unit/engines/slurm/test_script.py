@@ -28,12 +28,13 @@ SPEC = RunSpec(
 
 def test_a_script_asks_for_what_the_run_wants() -> None:
     details = replace(DETAILS, partition="gpu", slurm_account="a", qos="q", constraint="c", switches="1@10:00")
-    script = render_script(replace(SPEC, device="gpu", gpus_per_worker=4, cpus=8.0), details, "/code")
+    spec = replace(SPEC, device="gpu", gpus_per_worker=4, cpus=8.0, nodes=("n1", "n2"), absent_seconds=9.0)
+    script = render_script(spec, details, "/code")
     options = [line.removeprefix("#SBATCH ") for line in script.splitlines() if line.startswith("#SBATCH")]
     assert {
         *("--job-name=mlbench-demo-2", "--nodes=2", "--ntasks-per-node=1", "--exclusive", "--no-requeue"),
         *("--export=ALL", "--partition=gpu", "--account=a", "--qos=q", "--constraint=c", "--switches=1@10:00"),
-        *("--gres=gpu:4", "--cpus-per-task=8", "--time=0-00:16:00"),
+        *("--gres=gpu:4", "--cpus-per-task=8", "--time=0-00:16:00", "--nodelist=n1,n2", "--no-kill"),
     } <= set(options)
 
 
