@@ -286,7 +286,7 @@ def check_archive(archive: Archive, path: Path, hint: str | None = None) -> None
     if found != expected:
         raise EnvironmentUnfitError(
             f"{path} has {path.stat().st_size} bytes and {algorithm} {found}, but {archive.name} has"
-            f" {archive.bytes} bytes and {algorithm} {expected}",
+            f" {f'{archive.bytes} bytes and ' if archive.bytes else ''}{algorithm} {expected}",
             hint or f"Delete the file; it is downloaded again, or get it from {archive.url}.",
         )
 

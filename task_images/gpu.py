@@ -33,7 +33,8 @@ MAX_LOG_BYTES = 1 << 20
 # "Using network IB", "NET/Socket : Using [0]eth0:10.0.0.1<0>", "... -> 1[0] [send] via NET/IB/0/GDRDMA"
 _CHOSEN = re.compile(r"Using network (\S+(?: \S+)?)$", re.MULTILINE)
 _PLUGIN = re.compile(r"NET/(\w+)\s*: Using (.*\[\d+\].+)")  # without a number there is no interface
-_VIA = re.compile(r"\bvia (NET/(?:AWS )?\w+|P2P/\w+|SHM/?\w*)(?:/\d+)?(/GDRDMA)?")
+# The number is that of the card, with that of the rank that sends if another one does (PXN): "via NET/IB/2(4)/GDRDMA".
+_VIA = re.compile(r"\bvia ((?:COLL)?NET/[^/\n]+|P2P/\w+|SHM/?\w*)(?:/\d+(?:\(\d+\))?)?(/GDRDMA)?")
 # "AllReduce: 1048576 Bytes -> Algo RING proto LL128 channel{Lo..Hi}={0..15}": on rank 0 with NCCL_DEBUG_SUBSYS=TUNING,
 # since NCCL 2.24.3, for each launch.
 _CHOICE = re.compile(r"(\w+): (\d+) Bytes -> Algo (\w+) proto (\w+) channel\{Lo\.\.Hi\}=\{(\d+)\.\.(\d+)\}")

@@ -282,6 +282,10 @@ def test_channels_and_transport_of_nccl_s_own_lines() -> None:
         "m1:7:7 [0] NCCL INFO 8 coll channels, 0 collnet channels, 0 nvls channels, 8 p2p channels, "
         "2 p2p channels per peer\n"
         "m1:7:9 [0] NCCL INFO Channel 00/0 : 1[0] -> 0[0] [receive] via NET/IB/0/GDRDMA\n"
+        "m1:7:9 [0] NCCL INFO Channel 01/0 : 9[1] -> 0[0] [receive] via NET/IB/2(4)/GDRDMA\n"  # PXN
+        "m1:7:9 [0] NCCL INFO CollNet 00/0 : 0 [send] via COLLNET/SHARP/0/GDRDMA\n"
+        "m1:7:9 [0] NCCL INFO Channel 02/0 : 0[0] -> 1[1] via P2P/CUMEM/read\n"
+        "m1:7:9 [0] NCCL INFO Channel 02/0 : 0[0] -> 8[0] [send] via NET/AWS Libfabric/3/GDRDMA/Shared\n"
     )
     assert found["channels"] == {"collective": 8, "p2p": 8}
-    assert found["ways"] == ["NET/IB/GDRDMA"]
+    assert found["ways"] == ["COLLNET/SHARP/GDRDMA", "NET/AWS Libfabric/GDRDMA", "NET/IB/GDRDMA", "P2P/CUMEM"]
