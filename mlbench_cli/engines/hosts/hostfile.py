@@ -29,7 +29,7 @@ def parse_list(text: str) -> list[HostEntry]:
     """ "m1,m2:4": hosts with commas, each with its slots behind a colon as in `mpirun --host`. Raises UsageError."""
     entries = []
     for part in text.strip().strip(",").split(","):
-        name, _, slots = part.strip().partition(":")
+        name, slots = _split(part.strip(), part.strip()[:80])
         entries.append(HostEntry(_check_name(name, f'"{part.strip()[:80]}"'), _check_slots(slots or "1", part)))
     return _check_unique(entries)
 
@@ -46,7 +46,7 @@ def parse_file(text: str) -> list[HostEntry]:
             continue
         name, *words = line.split()
         place = f"line {number} of the host file ({line[:80]!r})"
-        name, _, count = name.partition(":")
+        name, count = _split(name, place)
         slots = _check_slots(count, place) if count else 1
         for word in words:
             key, equals, value = word.partition("=")
@@ -102,6 +102,17 @@ def _read_value(text: str, place: str) -> str:
             hint="Write the value itself, or put it into single quotes if it is meant literally.",
         )
     return re.sub(r'\\(["\\$`])', r"\1", value) if double else value
+
+
+def _split(text: str, place: str) -> tuple[str, str]:
+    """A host, and what is behind its colon. Raises UsageError for an address of IPv6."""
+    if text.count(":") > 1:
+        raise UsageError(
+            f"{place}: a host is listed by its name, not by an IPv6 address.",
+            hint="In ~/.ssh/config: Host NAME, and below it HostName ADDRESS",
+        )
+    name, _, count = text.partition(":")
+    return name, count
 
 
 def _check_name(name: str, place: str) -> str:

@@ -53,6 +53,14 @@ def test_rubbish_in_a_host_file_is_refused_with_its_line(text: str) -> None:
         parse_file(text)
 
 
+@pytest.mark.parametrize("text", ["fd00::5", "me@fd00::5:2", "[fd00::5]:2"])
+def test_an_address_of_ipv6_needs_a_name(text: str) -> None:
+    for parse in (parse_list, parse_file):
+        with pytest.raises(UsageError) as caught:
+            parse(text)
+        assert "HostName" in str(caught.value.hint)
+
+
 def test_an_environment_file_gives_variables_and_leaves_the_engines_own() -> None:
     text = '[env]\n# comment\nexport\tNCCL_DEBUG=INFO\nA=\'$b c\' # $d\nB="e\\"\\$f"\nRANK=3\nMLBENCH_SEED=1\n'
     assert parse_environment(text) == {"NCCL_DEBUG": "INFO", "A": "$b c", "B": 'e"$f'}
