@@ -89,9 +89,8 @@ def test_files_are_relative_to_the_kubeconfig(tmp_path: Path) -> None:
 
 def test_several_files_are_merged_and_the_first_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one = write(tmp_path / "one", config({"token": "1"}, context={"namespace": "ns"}))
-    two = write(
-        tmp_path / "two", {**config({"token": "2"}), "users": [], **config({"token": "3"}, name="d", current="d")}
-    )
+    other = config({"token": "3"}, name="d", current="d")
+    two = write(tmp_path / "two", {**other, "users": [*other["users"], *config({"token": "2"})["users"]]})
     monkeypatch.setenv("KUBECONFIG", os.pathsep.join([str(one), str(tmp_path / "missing"), str(two)]))
     assert token_of(Access.from_kubeconfig()) == "1"
     assert Access.from_kubeconfig().namespace == "ns"
