@@ -26,9 +26,9 @@ def test_a_task_of_the_catalog_runs_only_installed_code_unless_it_is_in_a_contai
 
 
 def test_agents_get_the_variables_of_the_run_and_time_for_nodes_that_may_be_absent() -> None:
-    spec = replace(SPEC, env={"A": "run"}, absent_seconds=900.0)
+    spec = replace(SPEC, env={"A": "run", "WORLD_SIZE": "9"}, absent_seconds=900.0)
     plan = make_plan(spec, DETAILS, share_nodes(spec), lock="take")
-    assert (plan["environment"]["A"], plan["environment"]["B"]) == ("run", "details")
+    assert [plan["environment"][name] for name in ("A", "B", "WORLD_SIZE")] == ["run", "details", "3"]
     assert plan["meeting_seconds"] > 900
 
 

@@ -77,17 +77,9 @@ def test_ranks_have_less_patience_than_slurm() -> None:
     assert make_slurm_plan(SPEC, replace(DETAILS, kill_wait=30))["grace"] == 5.0
 
 
-def test_the_environment_of_the_user_is_in_the_plan_and_the_contract_on_top() -> None:
-    spec = replace(SPEC, env={"A": "1", "WORLD_SIZE": "9"})
-    environment = make_slurm_plan(spec, DETAILS)["environment"]
-    assert environment["A"] == "1"
-    assert environment["WORLD_SIZE"] == "2"
-
-
 @pytest.mark.parametrize(
     ("image", "shown"),
     [
-        ("me/image:1", "docker://me/image:1"),
         ("docker://me/image:1", "docker://me/image:1"),
         ("oras://me/image:1", "oras://me/image:1"),
         ("/images/me.sif", "/images/me.sif"),
