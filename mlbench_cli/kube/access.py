@@ -17,8 +17,8 @@ from mlbench_cli.kube.kubeconfig import impersonation_headers, open_context
 from mlbench_cli.kube.official import official
 
 POOL_SIZE = 64  # open connections: as many as logs are followed in parallel
-# Trusted certificates of this system, if OpenSSL's default file is missing.
 PROXIES = ("http", "https", "socks5", "socks5h")
+# Trusted certificates of this system, if OpenSSL's default file is missing.
 SYSTEM_BUNDLES = ("/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/cert.pem")
 
 

@@ -58,7 +58,7 @@ ANONYMOUS = 'User "system:anonymous"'  # of a request without a login
 NAMESPACED = re.compile(r"/namespaces/([^/?]+)/")
 INSIDE = re.compile(r"HTTPS?Connection(Pool)?\(host=[^)]*\): ")  # objects of urllib3 in its messages
 VERSION_SECONDS = 5.0
-# Success policies of Jobs are on by default since then (KEP-3998), failure policies have been for longer (KEP-3329).
+# The first in which success policies of Jobs are on by default (KEP-3998); failure policies were before (KEP-3329).
 MIN_VERSION = (1, 31)
 CLOCK_SECONDS = 5.0
 
@@ -497,7 +497,7 @@ def require_version(api: Api) -> str:
     if len(version) == 2 and version < MIN_VERSION:
         raise UsageError(
             f"The cluster runs Kubernetes {version[0]}.{version[1]}; runs need {MIN_VERSION[0]}.{MIN_VERSION[1]} or "
-            "later: before, Jobs have no success policy.",
+            "later, where Jobs have success policies.",
             hint="Ask for an upgrade of the cluster, or choose another one.",
         )
     return str(found.get("gitVersion") or "")

@@ -509,15 +509,10 @@ class Store:
 
     def _migrate(self) -> None:
         """Migrate the store to this version's schema in one transaction."""
-        self._execute("BEGIN IMMEDIATE")
-        try:
+        with self._transaction() as db:
             for step in MIGRATIONS[self._schema_version() :]:  # another process may have migrated it meanwhile
-                step(self._db)
-            self._db.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
-            self._db.execute("COMMIT")
-        except BaseException:
-            self._db.execute("ROLLBACK")
-            raise
+                step(db)
+            db.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
 
     def _query(self, statement: str, *values: str | int) -> list[sqlite3.Row]:
         try:
@@ -535,7 +530,8 @@ class Store:
                 yield self._db
                 self._execute("COMMIT")  # waits for those that read
             except BaseException:
-                self._db.execute("ROLLBACK")
+                if self._db.in_transaction:  # SQLite itself has ended it if the disk is full
+                    self._db.execute("ROLLBACK")
                 raise
         except sqlite3.IntegrityError:
             raise

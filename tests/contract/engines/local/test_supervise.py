@@ -14,8 +14,9 @@ import pytest
 from msgspec.structs import replace
 
 from mlbench_cli.engines.local.engine import LocalEngine
-from mlbench_cli.errors import DeadlineError, NotFoundError
+from mlbench_cli.errors import DeadlineError, NotFoundError, StoreError
 from mlbench_cli.model.run import Ending, Finding, Observation, Run, RunState, WorkerState
+from mlbench_cli.model.spec import RunSpec
 from mlbench_cli.results.archive.verify import find_problems
 from mlbench_cli.runs import removal, supervise
 from mlbench_cli.runs.finalize import FinishedRun, finalize
@@ -303,3 +304,10 @@ def test_waiting_is_given_up_where_it_cannot_help(lab: Lab) -> None:
     assert end_of(outcome) == ("never_started", 6, True)
     assert outcome.summary == f"{run.name} never started. The image no/such:1 does not exist."
     assert_sound(run)
+
+
+def test_a_full_disk_is_the_reason_that_the_store_gives(small_disk: Path) -> None:
+    words = ("true", "x" * 5000)
+    specs = (RunSpec(f"a{number}-1", "local", "local", "custom", "custom", words, "gloo", 1) for number in range(1000))
+    with contextlib.closing(Store(small_disk)) as store, pytest.raises(StoreError, match="disk is full"):
+        list(map(store.record_run, specs))
